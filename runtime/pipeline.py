@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
+from mirrorsd.devices.cache_bytes import cache_bytes
 from mirrorsd.devices.endings import refuse_to_leave
 from mirrorsd.devices.layouts import Layout
-from mirrorsd.graphs.cache_bytes import cache_bytes
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import METHODS, Method
 from mirrorsd.runtime.engine import Engine

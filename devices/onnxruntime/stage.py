@@ -26,8 +26,6 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
-_LEAST_ROWS = 32
-"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 _LEAST_MAPPED_BYTES = 1 << 20
 """Memory of the host is asked from the system itself from so many bytes on: caches, which most texts do not fill."""
 _PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
@@ -264,15 +262,16 @@ class RowBuffers:
     So nothing of a pass may be read after the next one has begun.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, least_rows: int) -> None:
+        """Each has `least_rows` at least: memory of the host that no pass has touched takes no room."""
+        self._place, self._least_rows = place, least_rows
         self._whole: dict[tuple[str, str], Tensor] = {}
 
     def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
         """Memory for an output `[1, rows, width]`."""
         key, (_, num_rows, width) = (stage.name, output), shape
         if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
-            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+            size = max(self._least_rows, 1 << (num_rows - 1).bit_length())
             self._whole[key] = self._place.tensor((1, size, width), dtype)
         return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
 

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 from mirrorsd.devices.draft_passes import pass_buckets
 from mirrorsd.devices.openvino.draft_shapes import is_shared
-from mirrorsd.graphs.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
 
 SYSTEM = "system memory"

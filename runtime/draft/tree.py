@@ -38,8 +38,8 @@ class Repeat(NamedTuple):
 class RepeatedText:
     """Follows one text that only grows: how it has gone on where it stood as it does now, and how often it does again.
 
-    By what all texts have taught, and by how much oftener that has come true in this one.
-    The scheduler's thread lets it follow; `after` may be asked from any thread.
+    By what all texts have taught, and how much oftener that came true here. The scheduler's thread lets it follow; what
+    it repeats may be asked from any thread.
     """
 
     def __init__(self, chances: RepeatChances, prompt: Sequence[int]) -> None:
@@ -143,9 +143,7 @@ class DraftChain:
 
     def __init__(self, session: DraftSession) -> None:
         self.session = session
-        self.num_fed = 0
-        self.num_known = 0
-        self._num_noted = 0
+        self.num_fed = self.num_known = self._num_noted = 0
         size, width = session.capacity + 2 * LONGEST_WINDOW, session.shape.num_candidates  # more is known than ever fed
         self._tokens = np.zeros(size, dtype=np.int64)
         self._next_ids = np.zeros((size, width), dtype=np.int64)

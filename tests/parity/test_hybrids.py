@@ -15,12 +15,12 @@ from state_reader import Reader
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import Pace, TargetPlacement
+from mirrorsd.devices.cache_bytes import target_cache_bytes
 from mirrorsd.export import ExportOptions
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.pair_job import plan_job
 from mirrorsd.graphs import names
-from mirrorsd.graphs.cache_bytes import target_cache_bytes
 from mirrorsd.graphs.contract import MOST_STATES
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.machine.tuning.recorder import record_texts

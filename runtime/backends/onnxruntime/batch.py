@@ -41,6 +41,7 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
 )
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
 from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 _MOST_AT_A_TABLE = 4
 """Slots that are attended together: with eight, two conversations of eight seats would pay for all of them. Two: passes
@@ -228,7 +229,7 @@ class OnnxBatch(TargetBatch):
             raise NotPackableError("its stages attend in different ways")
         (heads,) = kinds
         self._slots = Slots(num_tables, at_each, heads, self.fewest_tokens, most_tokens, entry.spare_rows)
-        self._buffers = RowBuffers(device.place)
+        self._buffers = RowBuffers(device.place, LONGEST_WINDOW + 1)
         self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, self._slots.num_attended(MOST_SEATED)))
         self._spare = new_caches(entry, device.place, 1 + entry.spare_rows)
         self._running: SharedRun | None = None

@@ -23,6 +23,7 @@ from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
@@ -217,7 +218,7 @@ class SessionPasses:
 
     def __init__(self, model: OpenedTarget, caches: Mapping[str, ort.OrtValue], states: RecurrentStates | None) -> None:
         self.caches, self._model, self._states = caches, model, states
-        self._buffers = RowBuffers(model.device.place)
+        self._buffers = RowBuffers(model.device.place, LONGEST_WINDOW + 1)
         self.bound: dict[int, BoundPass] = {}
         self.prefills: dict[int, BoundPass] = {}
 

@@ -49,6 +49,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "layouts": set(),
         "freed_memory": set(),
         "draft_passes": set(),
+        "cache_bytes": set(),
         "endings": set(),
         "huge_pages": set(),
         "onnxruntime": set(),

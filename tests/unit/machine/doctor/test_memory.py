@@ -7,8 +7,8 @@ import pytest
 
 from mirrorsd.cli.commands.machine import doctor
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.cache_bytes import cache_bytes
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.cache_bytes import cache_bytes
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.manifest import FileEntry, Head, Manifest
 from mirrorsd.machine.doctor import memory
