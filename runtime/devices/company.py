@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -159,9 +158,11 @@ class Company:
     def _learn_chunk(self, seconds: float, num_written: int, prompts: Sequence[int]) -> None:
         """A pass of so many texts, and so many rows of each prompt beside them, took so long."""
         step = self._steps[min(self._steps, key=lambda number: abs(number - num_written))]
+        if not self._read_rows:  # as if so few had taken a step
+            self._read_seconds, self._read_rows = step, _FIRST_CHUNK
         self._read_seconds = TIME_MEMORY * self._read_seconds + min(max(seconds - step, 0.0), 2 * step)
         self._read_rows = TIME_MEMORY * self._read_rows + sum(prompts)
-        wanted = self._read_rows * step / self._read_seconds / len(prompts) if self._read_seconds else inf
+        wanted = self._read_rows * step / self._read_seconds / len(prompts)
         self.chunk_rows = int(min(max(wanted, _FIRST_CHUNK), 2 * self.chunk_rows, _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
