@@ -67,27 +67,40 @@ class Choices(NamedTuple):
 def calibration_text(target: Checkpoint, given: str | None, context: int) -> CalibrationText:
     """Cut the calibration text into windows of up to 256 ids: the last four are measured, up to 32 before them fitted.
 
-    A short text gives fewer windows, and the same ones for both; a very short one gives one window as long as it is.
+    Where the text has fewer of these, text of many kinds fills them up. A text of four windows or less is measured and
+    fitted; a very short one gives one window as long as it is.
 
     Raises:
         ExportError: the text has fewer than two tokens.
     """
+    windows, fitted, name = _own_windows(target, given, context)
+    return CalibrationText(windows[-NUM_WINDOWS:], _filled_up(target, fitted[-FITTED_WINDOWS:], FITTED_WINDOWS), name)
+
+
+def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
+    """Windows `[W, L]` of what is fitted of the calibration text, and of text of many kinds: half of each."""
+    _, fitted, _ = _own_windows(target, given, context)
+    return _filled_up(target, fitted[-RANGE_WINDOWS // 2 :], RANGE_WINDOWS)
+
+
+def _own_windows(target: Checkpoint, given: str | None, context: int) -> tuple[Array, Array, str]:
+    """All windows of the calibration text, those that are fitted, and its name."""
     text, name = _find_text(target, given)
     ids = _ids_of(target, text)
     if len(ids) < 2:
         raise ExportError(f"the calibration text ({name}) has {len(ids)} tokens; give one of a thousand or more")
-    rows = min(WINDOW_ROWS, context, len(ids))
-    windows = np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
-    fitted = windows[:-NUM_WINDOWS] if len(windows) > NUM_WINDOWS else windows
-    return CalibrationText(windows[-NUM_WINDOWS:], fitted[-FITTED_WINDOWS:], name)
+    windows = _windows_of(ids, min(WINDOW_ROWS, context, len(ids)))
+    return windows, windows[:-NUM_WINDOWS] if len(windows) > NUM_WINDOWS else windows, name
 
 
-def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
-    """Windows `[W, L]` of text of many kinds, and of what is fitted of the calibration text: half of each."""
-    fitted = calibration_text(target, given, context).fitted[-RANGE_WINDOWS // 2 :]
-    ids, rows = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8")), fitted.shape[1]
-    windows = np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
-    return np.concatenate([fitted, windows[: RANGE_WINDOWS - len(fitted)]])
+def _filled_up(target: Checkpoint, windows: Array, count: int) -> Array:
+    """`windows` `[W, L]` and as many of text of many kinds as make them `count`."""
+    ids = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8"))
+    return np.concatenate([windows, _windows_of(ids, windows.shape[1])[: count - len(windows)]])
+
+
+def _windows_of(ids: list[int], rows: int) -> Array:
+    return np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
 
 
 def _ids_of(target: Checkpoint, text: str) -> list[int]:

@@ -30,7 +30,7 @@ STORYTELLER = ROOT / "samples" / "storyteller" / "target"
 def test_the_last_windows_are_measured_and_others_fitted(tmp_path: Path) -> None:
     own = calibration_text(checkpoint(STORYTELLER), None, context=1024)
     assert own.name == "calibration.txt"
-    assert (own.measured.shape, own.fitted.shape) == ((4, 256), (11, 256))
+    assert (own.measured.shape, own.fitted.shape) == ((4, 256), (32, 256))
     assert not (own.measured[:, None] == own.fitted).all(axis=-1).any()
     story = "The fox went into the wood, and the wood was dark. "
     long = calibration_text(checkpoint(STORYTELLER), story * 900, context=1024)
@@ -40,9 +40,24 @@ def test_the_last_windows_are_measured_and_others_fitted(tmp_path: Path) -> None
     assert (built_in.name, built_in.measured.shape) == ("built-in", (4, 128))
     short = calibration_text(checkpoint(tmp_path), "Once upon a time there was a fox.", context=1024)
     assert short.name == "given"
-    assert np.array_equal(short.measured, short.fitted)
+    assert np.array_equal(short.measured, short.fitted[:1])
     with pytest.raises(ExportError, match=r"the calibration text \(given\) has 0 tokens; give one of a thousand"):
         calibration_text(checkpoint(tmp_path), "", context=1024)
+
+
+def test_text_of_many_kinds_fills_up_what_is_fitted(tmp_path: Path) -> None:
+    """The text in the package alone leaves two windows: far fewer inputs than a wide product has channels."""
+    (tmp_path / "tokenizer.json").write_bytes((STORYTELLER / "tokenizer.json").read_bytes())
+    target = checkpoint(tmp_path)
+    story = "The fox went into the wood, and the wood was dark. " * 900
+    long, built_in = (calibration_text(target, given, context=1024) for given in (story, None))
+    ranges = quality.range_windows(target, story, context=1024)
+
+    assert len(built_in.fitted) == 32
+    assert len(np.unique(built_in.fitted, axis=0)) == 32
+    assert np.array_equal(ranges[:6], long.fitted[-6:])
+    assert (built_in.fitted[:, None] == ranges[6:]).all(axis=-1).any(axis=0).all()
+    assert not (long.fitted[:, None] == ranges[6:]).all(axis=-1).any()
 
 
 class ScriptedRun:
