@@ -30,7 +30,7 @@ FITTED_WINDOWS = 32
 RANGE_WINDOWS = 12
 """Some 3,000 tokens: ranges that 768 of one kind had shown cost SmolLM2-135M four times the divergence on code."""
 LIKELIEST = 64
-_BUILT_IN = Path(__file__).with_name(CALIBRATION_FILE)
+_BUILT_IN, _BUILT_IN_NAME = Path(__file__).with_name(CALIBRATION_FILE), "built-in"
 _RANGES = Path(__file__).with_name("ranges.txt")
 """Chats, code, data, tables and several languages, a little of each: what an input's range must hold."""
 
@@ -67,14 +67,18 @@ class Choices(NamedTuple):
 def calibration_text(target: Checkpoint, given: str | None, context: int) -> CalibrationText:
     """Cut the calibration text into windows of up to 256 ids: the last four are measured, up to 32 before them fitted.
 
-    Where the text has fewer of these, text of many kinds fills them up. A text of four windows or less is measured and
-    fitted; a very short one gives one window as long as it is.
+    The text in the package has fewer of these, and text of many kinds fills them up; a text that is given says what the
+    model is for, and stays alone. One of four windows or less is measured and fitted; a very short one gives one window
+    as long as it is.
 
     Raises:
         ExportError: the text has fewer than two tokens.
     """
     windows, fitted, name = _own_windows(target, given, context)
-    return CalibrationText(windows[-NUM_WINDOWS:], _filled_up(target, fitted[-FITTED_WINDOWS:], FITTED_WINDOWS), name)
+    fitted = fitted[-FITTED_WINDOWS:]
+    if name == _BUILT_IN_NAME:
+        fitted = _filled_up(target, fitted, FITTED_WINDOWS)
+    return CalibrationText(windows[-NUM_WINDOWS:], fitted, name)
 
 
 def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
@@ -116,7 +120,7 @@ def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
     own = target.folder / CALIBRATION_FILE
     if own.is_file():
         return own.read_text(encoding="utf-8"), CALIBRATION_FILE
-    return shipped(_BUILT_IN).read_text(encoding="utf-8"), "built-in"
+    return shipped(_BUILT_IN).read_text(encoding="utf-8"), _BUILT_IN_NAME
 
 
 def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
