@@ -58,7 +58,7 @@ class SiblingChooser:
         """Those that are worth more than their rows, for a window whose first token stands at position `first`.
 
         Their chance is that of the window up to there, times that of its next token being wrong, times the token's
-        share among the others. How often such chances come true is learned.
+        share among the others. How often such chances come true is learned. The window's worth counts them from then on.
         """
         self._expected = 0.0
         count = min(len(window), len(known.ids))
@@ -67,8 +67,10 @@ class SiblingChooser:
         offers = self._offers(window[:count], known, first)[: min(self._most, room)]
         costs = self._length.row_costs(len(window), len(offers))
         worth = _WORTH * self._learned.siblings.value
-        taken = [offer for offer, cost in zip(offers, costs, strict=False) if offer[0] * worth > cost]
+        gains = [offer[0] * worth - cost for offer, cost in zip(offers, costs, strict=False)]
+        taken = [offer for offer, gain in zip(offers, gains, strict=False) if gain > 0]
         self._expected = sum(chance for chance, _, _ in taken)
+        self._length.worth += sum(gain for gain in gains if gain > 0)
         return Siblings(
             np.array([token for _, token, _ in taken], dtype=np.int64),
             np.array([row for _, _, row in taken], dtype=np.int64),

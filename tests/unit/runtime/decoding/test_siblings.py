@@ -217,7 +217,7 @@ class Lengths:
     num_beside = 0
 
     def __init__(self, cost: float) -> None:
-        self.cost = cost
+        self.cost, self.worth = cost, 1.0
 
     def reach(self, shares: Any, num_main: int) -> list[float]:
         return [0.8, 0.4][: len(shares)]
@@ -246,6 +246,13 @@ def test_the_likeliest_tokens_stand_beside_the_window() -> None:
     assert chooser_of(0.0, most=1).choose(window, known, 10, 8).tokens.tolist() == [5]
     assert chooser_of(0.0).choose(window, known, 10, 1).tokens.tolist() == [5], "no room for more"
     assert chooser_of(0.2).choose(window, known, 10, 8).tokens.tolist() == []
+
+
+def test_what_siblings_promise_counts_with_their_window() -> None:
+    """`auto` weighs a draft by that, and heads by what has come, siblings included."""
+    chooser = chooser_of(0.06)
+    chooser.choose(np.array([1, 4]), known_of([1, 2, 3], [4, 5, 6]), 10, 8)
+    assert chooser._length.worth == pytest.approx(1.0 + (0.15 - 0.06) + (0.075 - 0.06))
 
 
 def test_a_window_is_never_beside_itself() -> None:
