@@ -140,6 +140,7 @@ class HeadSource(WindowSource, RowReader):
 
     Attributes:
         name: the head's kind.
+        link: the head.
         windows: what cuts its windows; None leaves them as long as they come.
     """
 
@@ -148,7 +149,7 @@ class HeadSource(WindowSource, RowReader):
     ) -> None:
         """Where there are `siblings`, some of the head's other candidates stand beside each window."""
         self.name, self.windows, self._siblings = head.kind, windows, siblings
-        self._request, self._head = request, head
+        self._request, self.link = request, head
         self._first: HeadGuesses | None = None
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
@@ -166,10 +167,10 @@ class HeadSource(WindowSource, RowReader):
         return self._first is not None
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
-        return self._head.num_read(tokens)
+        return self.link.num_read(tokens)
 
     def read(self, start: int, stop: int) -> None:
-        self._first = self._head.read(self._request, start, stop)
+        self._first = self.link.read(self._request, start, stop)
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """What the head guesses from the accepted rows; it reads them also where a form says how the text goes on."""
@@ -179,7 +180,7 @@ class HeadSource(WindowSource, RowReader):
         stop = inflight.head + acceptance.num_right + 1
         with request.ledger.time("host", "exposed"):
             asked, queued_s = request.ledger.now(), request.ledger.queued_s
-            found = self._head.guess(request, inflight.head, stop, inflight.rows_of(acceptance))
+            found = self.link.guess(request, inflight.head, stop, inflight.rows_of(acceptance))
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
         constraint = request.chooser.mask
         forced = constraint.forced(request.window_limit()) if constraint is not None else NO_TOKENS
@@ -202,7 +203,7 @@ class HeadSource(WindowSource, RowReader):
         count = len(window)
         positions = np.arange(request.num_tokens, request.num_tokens + count)
         ids, logprobs = found.ids[:count], found.logprobs[:count]
-        known = Known(shares_of(request.chooser.rank(ids, logprobs, positions)), count, ids, logprobs)
+        known = Known(shares_of(request.chooser.rank(ids, logprobs, positions)), count, [*ids], [*logprobs])
         return window[: lengths.cut(known.shares, count, count)], known
 
     def observe(self, step: StepRecord) -> None:
@@ -222,12 +223,11 @@ class HeadArm(RowReader):
         lost: tokens that its windows have cost this text more than they brought.
     """
 
-    def __init__(self, source: HeadSource, link: HeadLink, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
+    def __init__(self, source: HeadSource, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
         self.source, (self.known, self._lengths) = source, known
-        self._link = link
-        windows = source.windows
+        self._link, windows = source.link, source.windows
         if not self.known.draft_seconds and windows is not None:
-            self.known.draft_seconds = link.read_share * windows.pass_seconds(1)
+            self.known.draft_seconds = self._link.read_share * windows.pass_seconds(1)
         self.lost = self._promised = 0.0
         self._is_read = self._is_trial = False
 

@@ -23,7 +23,7 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.windows import WindowLength
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
@@ -191,8 +191,7 @@ def decoder_with(
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
-    siblings = _siblings(request, target, request.windows, known.lengths[is_sampling])
-    serial = SerialSource(request, draft, passes, siblings)
+    serial = SerialSource(request, draft, passes, _siblings(request, target, request.windows))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner)
     if method == "serial":
@@ -201,28 +200,23 @@ def decoder_with(
         return StepDecoder(request, target, mirror, method)
     pair = known.pairs[is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
-    arms = [
-        HeadArm(_head_source(request, target, head, known), head, known.head(head.kind, is_sampling=is_sampling))
-        for head in heads
-    ]
+    sources = [_head_source(request, target, head, known) for head in heads]
+    arms = [HeadArm(source, known.head(source.name, is_sampling=is_sampling)) for source in sources]
     drafting = mirror if is_overlapping else serial
     source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
 
 
-def _siblings(
-    request: Request, target: TargetLink, windows: WindowLength | None, learned: LearnedLengths
-) -> SiblingChooser | None:
+def _siblings(request: Request, target: TargetLink, windows: WindowLength | None) -> SiblingChooser | None:
     """What chooses guesses beside windows; None where they are not wanted, or cannot be weighed or run."""
     most = request.speculation.siblings
     if not most or windows is None or not target.takes_trees:
         return None
-    return SiblingChooser(request.chooser, windows, learned, most)
+    return SiblingChooser(request.chooser, windows, most)
 
 
 def _head_source(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> HeadSource:
     """Windows from a head, with siblings."""
     is_sampling = request.chooser.is_sampling
     windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
-    learned = known.head(head.kind, is_sampling=is_sampling)[1]
-    return HeadSource(request, head, windows, _siblings(request, target, windows, learned))
+    return HeadSource(request, head, windows, _siblings(request, target, windows))

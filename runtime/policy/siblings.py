@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
+from mirrorsd.runtime.policy.windows import Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _WORTH = 0.5
@@ -50,15 +50,16 @@ class Known(NamedTuple):
 class SiblingChooser:
     """Chooses siblings for the windows of one request, at most `most` for each."""
 
-    def __init__(self, chooser: TokenChooser, length: WindowLength, learned: LearnedLengths, most: int) -> None:
-        self._chooser, self._length, self._learned, self._most = chooser, length, learned, most
+    def __init__(self, chooser: TokenChooser, length: WindowLength, most: int) -> None:
+        self._chooser, self._length, self._most = chooser, length, most
         self._expected = 0.0
 
     def choose(self, window: NDArray[np.int64], known: Known, first: int, room: int) -> Siblings:
         """Those that are worth more than their rows, for a window whose first token stands at position `first`.
 
         Their chance is that of the window up to there, times that of its next token being wrong, times the token's
-        share among the others. How often such chances come true is learned. The window's worth counts them from then on.
+        share among the others. How often such chances come true is learned. What they
+        promise is added to the window's worth.
         """
         self._expected = 0.0
         count = min(len(window), len(known.ids))
@@ -66,7 +67,7 @@ class SiblingChooser:
             return NO_SIBLINGS
         offers = self._offers(window[:count], known, first)[: min(self._most, room)]
         costs = self._length.row_costs(len(window), len(offers))
-        worth = _WORTH * self._learned.siblings.value
+        worth = _WORTH * self._length.learned.siblings.value
         gains = [offer[0] * worth - cost for offer, cost in zip(offers, costs, strict=False)]
         taken = [offer for offer, gain in zip(offers, gains, strict=False) if gain > 0]
         self._expected = sum(chance for chance, _, _ in taken)
@@ -95,5 +96,5 @@ class SiblingChooser:
     def observe(self, *, was_right: bool) -> None:
         """Learn whether one of the siblings chosen last was right."""
         if self._expected:
-            self._learned.siblings.observe(float(was_right), self._expected)
+            self._length.learned.siblings.observe(float(was_right), self._expected)
             self._expected = 0.0

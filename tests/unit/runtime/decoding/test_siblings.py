@@ -216,8 +216,8 @@ class Lengths:
 
     num_beside = 0
 
-    def __init__(self, cost: float) -> None:
-        self.cost, self.worth = cost, 1.0
+    def __init__(self, cost: float, learned: LearnedLengths | None) -> None:
+        self.cost, self.worth, self.learned = cost, 1.0, learned or LearnedLengths()
 
     def reach(self, shares: Any, num_main: int) -> list[float]:
         return [0.8, 0.4][: len(shares)]
@@ -234,7 +234,7 @@ def known_of(*ids: list[int]) -> Known:
 
 def chooser_of(cost: float, learned: LearnedLengths | None = None, most: int = 8) -> SiblingChooser:
     chooser = TokenChooser(GenerationConfig().resolve())
-    return SiblingChooser(chooser, Lengths(cost), learned or LearnedLengths(), most)  # type: ignore[arg-type]
+    return SiblingChooser(chooser, Lengths(cost, learned), most)  # type: ignore[arg-type]
 
 
 def test_the_likeliest_tokens_stand_beside_the_window() -> None:
