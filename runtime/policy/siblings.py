@@ -1,8 +1,9 @@
-"""Guesses beside a window: other tokens that the draft holds for likely at its places, so that the pass checks a tree.
+"""Guesses beside a window: other tokens that are likely at its places, so that the pass checks a tree.
 
-A window says one token for each place. Where it is wrong, the pass ends there, though the draft often knew the right
-token as its second or third. Such a token stands in a row of its own, beside the window: if it is the target's choice,
-its row says one token more. It costs a row, so that it pays where rows are nearly free. Changes no token.
+A window says one token for each place. Where it is wrong, the pass ends there, though the draft or head that made it
+often knew the right token as its second or third. Such a token stands in a row of its own, beside the window: if it is
+the target's choice, its row says one token more. It costs a row, so that it pays where rows are nearly free. Changes no
+token.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ NO_SIBLINGS = Siblings(_NONE, _NONE)
 
 
 class Known(NamedTuple):
-    """What the draft thinks at a window's places.
+    """What a draft or a head thinks at a window's places.
 
     `shares` and `num_main` are those of `WindowLength.cut`; entry `t` of `ids` and `logprobs` (`[m]` each) are
     candidates for window token `t`.
