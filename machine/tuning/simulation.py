@@ -29,7 +29,7 @@ from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser

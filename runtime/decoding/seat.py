@@ -20,7 +20,7 @@ from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, Step
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
 from mirrorsd.runtime.policy.windows import WindowLength
@@ -203,7 +203,7 @@ def decoder_with(
     sources = [_head_source(request, target, head, known) for head in heads]
     arms = [HeadArm(source, known.head(source.name, is_sampling=is_sampling)) for source in sources]
     drafting = mirror if is_overlapping else serial
-    source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
+    source = AutoSource(serial, drafting, Repeats(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
 
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.result_page import Piece, result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
 from mirrorsd.runtime.sampling.chooser import TokenLogprob
+from mirrorsd.texts.result_page import Piece, result_page
 
 
 class GeneratedToken(NamedTuple):
