@@ -85,7 +85,7 @@ def num_aside(bench: Any) -> int:
     return sum(step.num_aside for step in bench.last_request.steps)
 
 
-@pytest.mark.parametrize("method", ["serial", "mirror", "auto", *HEADS])
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto", "medusa", "eagle3"])
 @pytest.mark.parametrize(
     "settings",
     [
