@@ -24,7 +24,7 @@ from mirrorsd.runtime.decoding.target_link import (
 )
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
-from mirrorsd.runtime.policy.windows import WindowOrder
+from mirrorsd.runtime.policy.windows import WindowLength, WindowOrder
 from mirrorsd.runtime.sampling.chooser import graph_choice
 
 FEWEST_FORCED = 2
@@ -41,6 +41,15 @@ class InFlight(NamedTuple):
     window: NDArray[np.int64]
     siblings: Siblings = NO_SIBLINGS
     num_again: int = 0
+
+    def rows_of(self, acceptance: Acceptance) -> NDArray[np.int64]:
+        """Rows of the pass that are text, the head token's first.
+
+        >>> found = Acceptance(1, 4, (), aside=(5,), rows_aside=(3,))
+        >>> InFlight(9, np.array([7, 8]), num_again=1).rows_of(found).tolist()
+        [1, 2, 4]
+        """
+        return self.num_again + np.array([*range(1 + acceptance.num_accepted), *acceptance.rows_aside])
 
 
 class Outcome(NamedTuple):
@@ -144,14 +153,7 @@ class StepDecoder(Decoder):
         beside = source.begin(inflight)
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
-        ticket = self.target.submit(
-            request,
-            *inflight[:2],
-            on_start=on_start,
-            on_exit=on_exit,
-            siblings=inflight.siblings,
-            num_again=inflight.num_again,
-        )
+        ticket = self.target.submit(request, *inflight, on_start=on_start, on_exit=on_exit)
         request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
@@ -239,6 +241,22 @@ class FreeRows(WindowSource):
         return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
 
 
+def with_siblings(found: Found, known: Known | None, siblings: SiblingChooser | None, request: Request) -> Found:
+    """A window that was cut from what is `known`, with siblings, where that pays."""
+    if siblings is None or known is None:
+        return found
+    room = request.max_tokens - request.num_tokens - len(found.window)
+    return found._replace(siblings=siblings.choose(found.window, known, request.num_tokens, room))
+
+
+def learn(step: StepRecord, windows: WindowLength | None, siblings: SiblingChooser | None) -> None:
+    """Have what chose a step's guesses learn from it."""
+    if windows is not None:
+        windows.observe(step.num_window, step.num_accepted - step.num_aside, step.own_seconds, step.num_aside)
+    if siblings is not None and step.num_siblings:
+        siblings.observe(was_right=step.num_aside > 0)
+
+
 _Resolved = tuple[NDArray[np.int64], str, BranchWindow | None]
 """A window, where it is from, and what it was cut from."""
 
@@ -285,13 +303,9 @@ class SerialSource(WindowSource):
         return window, source, drafter.found
 
     def with_siblings(self, found: Found, known: BranchWindow | None) -> Found:
-        """The window, which was cut from what is `known`, with siblings, where that pays."""
-        request = self.request
-        if self._siblings is None or known is None or not len(found.window):
-            return found
-        room = request.max_tokens - request.num_tokens - len(found.window)
-        thoughts = Known(known.shares, known.num_main, known.candidate_ids, known.candidate_logprobs)
-        return found._replace(siblings=self._siblings.choose(found.window, thoughts, request.num_tokens, room))
+        """As the function of that name, for the draft's windows."""
+        thoughts = known and Known(known.shares, known.num_main, known.candidate_ids, known.candidate_logprobs)
+        return with_siblings(found, thoughts, self._siblings, self.request)
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
         """What a constrained text must say next, where that is enough for a window."""
@@ -328,11 +342,7 @@ class SerialSource(WindowSource):
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""
-        if self.request.windows is not None:
-            num_accepted = step.num_accepted - step.num_aside
-            self.request.windows.observe(step.num_window, num_accepted, step.own_seconds, step.num_aside)
-        if self._siblings is not None:
-            self._siblings.observe(was_right=step.num_aside > 0)
+        learn(step, self.request.windows, self._siblings)
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""

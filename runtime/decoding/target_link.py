@@ -91,14 +91,15 @@ class TargetLink:
         start: int,
         tokens: NDArray[np.int64],
         noise: NDArray[np.float32] | None,
+        rows: NDArray[np.int64] | None,
     ) -> HeadGuesses:
-        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`.
+        """Run a head over rows of the last pass, and wait: see `TargetSession.guess`.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.
             DeviceError: as `result`.
         """
-        job = partial(self._session.guess, kind, tokens, start, noise=noise, ledger=request.ledger)
+        job = partial(self._session.guess, kind, tokens, start, noise=noise, rows=rows, ledger=request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
         ticket = self._worker.perform(job, request.ledger, overdue)
         found = self.result(request, ticket)
@@ -110,10 +111,10 @@ class TargetLink:
         request: Request,
         head: int,
         window: NDArray[np.int64],
-        on_start: Callable[[], None] | None = None,
-        on_exit: Callable[[ExitGuesses], None] | None = None,
         siblings: Siblings = NO_SIBLINGS,
         num_again: int = 0,
+        on_start: Callable[[], None] | None = None,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
     ) -> Ticket[TargetOutput]:
         """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
 
@@ -241,13 +242,14 @@ ChooseRow = Callable[[int, Sequence[int]], Choice]
 class Acceptance(NamedTuple):
     """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus.
 
-    `aside` are siblings that were right behind these.
+    `aside` are siblings that were right behind these, which stand in `rows_aside`, counted from the head token's row.
     """
 
     num_accepted: int
     next_token: int
     gaps: tuple[float, ...]
     aside: tuple[int, ...] = ()
+    rows_aside: tuple[int, ...] = ()
 
     @property
     def rest(self) -> tuple[int, ...]:
@@ -297,20 +299,21 @@ def accept_tree(window: NDArray[np.int64], siblings: Siblings, choose: ChooseRow
 
     >>> choices = [7, 5, 0, 4]
     >>> accept_tree(np.array([7, 8]), Siblings(np.array([5]), np.array([1])), lambda row, _: Choice(choices[row], 1.0))
-    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,))
+    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,), rows_aside=(3,))
     """
     rows = {(row, token): row + 1 for row, token in enumerate(window.tolist())}
     beside = zip(siblings.parents.tolist(), siblings.tokens.tolist(), strict=True)
     rows |= {place: len(window) + 1 + number for number, place in enumerate(beside)}
-    path: list[int] = []
-    gaps: list[float] = []
+    path, taken, gaps = list[int](), list[int](), list[float]()
     row, num_accepted = 0, 0
     while True:
         choice = choose(row, path)
         gaps.append(choice.gap)
         following = rows.get((row, choice.token))
         if following is None:
-            return Acceptance(num_accepted, choice.token, tuple(gaps), tuple(path[num_accepted:]))
-        path.append(choice.token)
+            aside = tuple(path[num_accepted:]), tuple(taken[num_accepted:])
+            return Acceptance(num_accepted, choice.token, tuple(gaps), *aside)
         row = following
+        path.append(choice.token)
+        taken.append(row)
         num_accepted += row <= len(window)
