@@ -20,6 +20,8 @@ from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 Result = TypeVar("Result")
+MOST_SEATED = 8
+"""Rows that each conversation may bring to a pass of several: a window and the token before it. One may have more."""
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
+from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.draft.tree import RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
@@ -203,8 +204,12 @@ class Request:
             self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 
     def window_limit(self, most: int | None = None) -> int:
-        """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""
+        """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts.
+
+        In company a longer one would wait behind others' prompts, or they behind it.
+        """
         text, most = self._text, self.speculation.gamma if most is None else most
+        most = min(most, MOST_SEATED - 1) if self.num_beside else most
         return max(0, min(most, text.most - text.num_tokens - 1))
 
     def in_company_of(self, num_beside: int) -> None:

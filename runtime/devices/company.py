@@ -117,7 +117,7 @@ class Company:
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
         prompts = [len(entry.job.tokens) for entry in entries if entry.job.with_logits is None]
-        if self._steps and 0 < len(prompts) < len(entries):
+        if 0 < len(prompts) < len(entries):
             self._learn_chunk(seconds, len(entries) - len(prompts), prompts)
         readers = [entry.owner for entry in entries if entry.job.with_logits is None]
         self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
@@ -157,6 +157,8 @@ class Company:
 
     def _learn_chunk(self, seconds: float, num_written: int, prompts: Sequence[int]) -> None:
         """A pass of so many texts, and so many rows of each prompt beside them, took so long."""
+        if not self._steps:
+            self._steps[num_written] = seconds  # at the most
         step = self._steps[min(self._steps, key=lambda number: abs(number - num_written))]
         if not self._read_rows:  # as if so few had taken a step
             self._read_seconds, self._read_rows = step, _FIRST_CHUNK

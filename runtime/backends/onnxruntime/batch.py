@@ -30,7 +30,6 @@ from mirrorsd.graphs.manifest import Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.seating import (
-    MOST_SEATED,
     NUM_GUESTS,
     Plan,
     Seated,
@@ -39,7 +38,14 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
     plan_of,
     seated,
 )
-from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
+from mirrorsd.runtime.backends.protocol import (
+    MOST_SEATED,
+    NO_OUTPUT,
+    TargetBatch,
+    TargetOutput,
+    TargetPass,
+    TargetSession,
+)
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.texts.config import LONGEST_WINDOW
 

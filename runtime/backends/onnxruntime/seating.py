@@ -26,7 +26,7 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     of_table,
 )
 from mirrorsd.runtime.backends.onnxruntime.rooms import Room
-from mirrorsd.runtime.backends.protocol import TargetPass
+from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetPass
 
 NUM_GUESTS = 1
 """Of a pass. A place for one costs a node of attention in every layer, used or not: a tenth of a joint pass of SmolLM2.
@@ -35,8 +35,6 @@ _GUEST_COST = 1.6
 """Times what a slot's attention takes for the same text: SmolLM2 behind 400 tokens, a layer, 108 us for 69."""
 _READING = 4.0
 """Rows whose attention takes as long as reading the cache does."""
-MOST_SEATED = 8
-"""Rows of a slot: a window and the token before it. More are a part of a prompt."""
 _FEWEST_ATTENDED = 2
 """Rows of attention: a single one has another routine."""
 

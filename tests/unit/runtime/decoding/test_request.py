@@ -39,6 +39,15 @@ def test_near_ties_are_told_by_their_place_in_the_text() -> None:
     assert request.near_ties == [4, 6]
 
 
+def test_a_window_in_company_fits_into_a_joint_pass() -> None:
+    request = make_request([1, 2, 3], gamma=15, max_new_tokens=50)
+    assert request.window_limit() == 15
+    request.in_company_of(3)
+    assert (request.window_limit(), request.window_limit(31), request.window_limit(2)) == (7, 7, 2)
+    request.in_company_of(0)
+    assert request.window_limit() == 15
+
+
 def test_a_window_is_never_longer_than_what_is_left_of_the_text() -> None:
     """A step commits one token more than it accepts, so that of five tokens four may be guessed, of one none."""
     request = make_request([1, 2, 3], gamma=3, max_new_tokens=5)
