@@ -38,7 +38,7 @@ def finer_weights(
 
     For each kind of product, its weights of all layers are rounded to nearest in four bits, everything else in eight.
     How far the likeliest tokens then are from the float model's, per weight, is the order. Kinds that fit are taken
-    whole. The first one that does not is cut into quarters of the depth, of which those that lose most are taken.
+    whole. The first other one whose quarters of the depth do is cut into these, and those that lose most are taken.
 
     Args:
         target: The checkpoint.
@@ -103,14 +103,20 @@ def most_sensitive(kinds: Iterable[Sequence[Group]], sizes: Mapping[str, int], l
     ('v0', 'd1')
     """
     whole = list(kinds)
-    room = FINER_SHARE * sum(sizes[name] for kind in whole for group in kind for name in group)
+    room = FINER_SHARE * sum(_size(kind, sizes) for kind in whole)
     chosen, left = _fitting(whole, sizes, loss, room)
     room -= sum(sizes[name] for name in chosen)
-    if left:
-        ends = [len(left[0]) * part // _PARTS for part in range(_PARTS + 1)]
-        parts = [left[0][start:end] for start, end in pairwise(ends) if start < end]
-        chosen += _fitting(parts, sizes, loss, room)[0]
+    for kind in left:
+        ends = [len(kind) * part // _PARTS for part in range(_PARTS + 1)]
+        parts = [kind[start:end] for start, end in pairwise(ends) if start < end]
+        if min(_size(part, sizes) for part in parts) <= room:
+            chosen += _fitting(parts, sizes, loss, room)[0]
+            break
     return tuple(chosen)
+
+
+def _size(part: Sequence[Group], sizes: Mapping[str, int]) -> int:
+    return sum(sizes[name] for group in part for name in group)
 
 
 def _fitting(
@@ -120,13 +126,12 @@ def _fitting(
     measured = []
     for part in parts:
         names = [name for group in part for name in group]
-        size = sum(sizes[name] for name in names)
-        measured.append((loss(names) / size, size, names, part))
+        measured.append((loss(names) / _size(part, sizes), names, part))
     chosen: list[str] = []
     left: list[Sequence[Group]] = []
-    for _, size, names, part in sorted(measured, key=lambda one: one[0], reverse=True):
-        if size <= room:
-            room -= size
+    for _, names, part in sorted(measured, key=lambda one: one[0], reverse=True):
+        if _size(part, sizes) <= room:
+            room -= _size(part, sizes)
             chosen.extend(names)
         else:
             left.append(part)
