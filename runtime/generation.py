@@ -1,7 +1,7 @@
 """The loop of one generation: take the session's turn, start a decoder, step, stop. Text leaves through `Chunk`s."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import count
+from itertools import count, repeat
 from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple
@@ -96,7 +96,8 @@ def _label(
     is_free = outcome.method == "plain" and not is_given
     is_looked_up = is_free or (len(request.steps) > 1 and request.steps[-2].next_source == "text")
     sources = ["lookup" if is_looked_up else "window"] * outcome.num_accepted + [own]
-    logprobs = map(request.chooser.take_logprob, count(request.num_prompt + first))
+    places = count(request.num_prompt + first)
+    logprobs = map(request.chooser.take_logprob, places) if request.config.logprobs else repeat(None)
     return tuple(
         GeneratedToken(token, source, logprob=logprob)
         for token, source, logprob in zip(token_ids, sources, logprobs, strict=False)

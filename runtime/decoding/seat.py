@@ -10,14 +10,13 @@ from contextlib import suppress
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
 from mirrorsd.runtime.decoding.lookup import LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
-from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge

@@ -12,20 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.target_link import (
+from mirrorsd.runtime.decoding.links import DraftLink, RowReader, TargetLink
+from mirrorsd.runtime.decoding.request import (
     Acceptance,
     ChooseRow,
-    RowReader,
-    TargetLink,
+    Request,
+    StepRecord,
     accept_tree,
     accept_window,
+    graph_choice,
 )
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import WindowOrder
-from mirrorsd.runtime.sampling.chooser import graph_choice
 
 FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
@@ -152,8 +151,9 @@ class StepDecoder(Decoder):
             siblings=inflight.siblings,
             num_again=inflight.num_again,
         )
-        request.chooser.look_ahead(inflight.window)
-        request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
+        if request.chooser.needs_logits:  # else the target's graph chooses
+            request.chooser.look_ahead(inflight.window)
+            request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
         request.in_company_of(ticket.num_beside)
         if beside is not None:
@@ -187,7 +187,7 @@ class StepDecoder(Decoder):
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
-        choose = self._choice(inflight, output.after(inflight.num_again))
+        choose = self._choice(inflight, output.after(inflight.num_again) if inflight.num_again else output)
         if len(inflight.siblings.tokens):
             return accept_tree(inflight.window, inflight.siblings, choose)
         path = inflight.window.tolist()

@@ -193,6 +193,8 @@ def compete(
     chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
 ) -> ScoredCandidates:
     """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
+    if chooser.keeps_order:
+        return ScoredCandidates(ids, logprobs)
     noise = chooser.noise(ids, positions)
     return ScoredCandidates(ids, chooser.scores(logprobs, noise), noise)
 

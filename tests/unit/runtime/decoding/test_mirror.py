@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TipGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.mirror import Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
