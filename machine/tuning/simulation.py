@@ -22,9 +22,9 @@ from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_c
 from mirrorsd.runtime.backends.protocol import Overdue, Ticket
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
+from mirrorsd.runtime.decoding.protocol import Decoder
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
-from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger, Span

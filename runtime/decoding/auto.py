@@ -12,8 +12,9 @@ from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.lookup import Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
-from mirrorsd.runtime.decoding.step import Beside, Found, FreeRows, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import FreeRows, SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 

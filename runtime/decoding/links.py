@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from mirrorsd.runtime.backends.protocol import (
     TargetSession,
     Ticket,
 )
+from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
@@ -35,16 +36,6 @@ from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings, pass_parents
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0
 """Seconds that a device has to end a pass when it is asked to."""
-
-
-class RowReader(Protocol):
-    """Reads what the target's passes leave behind of the prompt's rows."""
-
-    def num_read(self, tokens: NDArray[np.int64]) -> int:
-        """How many rows of a text it has read before; those behind them must pass through the target again."""
-
-    def read(self, start: int, stop: int) -> None:
-        """Rows `start .. stop - 1` have passed, and no other pass has begun since."""
 
 
 class TargetLink:
