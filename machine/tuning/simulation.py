@@ -19,7 +19,6 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
-from mirrorsd.runtime.backends.protocol import Overdue, Ticket
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
 from mirrorsd.runtime.decoding.protocol import Decoder
@@ -27,7 +26,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.ledger import Ledger, Overdue, Span, Ticket
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise

@@ -15,22 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import (
-    ExitGuesses,
-    HeadGuesses,
-    Kept,
-    Overdue,
-    TargetOutput,
-    TargetPass,
-    TargetSession,
-    Ticket,
-)
+from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetSession
 from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import longest_common_prefix
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Overdue, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings, pass_parents
 
 Result = TypeVar("Result")

@@ -8,10 +8,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
 from mirrorsd.runtime.draft.tree import NO_TOKENS
-from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.ledger import ExitGuesses, Span
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import TokenLogprob
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContinuationError
-from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
 from mirrorsd.runtime.decoding.protocol import (
     Decoder,
@@ -37,6 +36,7 @@ from mirrorsd.runtime.decoding.request import (
     graph_choice,
 )
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
+from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.runtime.policy.siblings import Known, SiblingChooser
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.texts.shown_text import Piece, StopWatch

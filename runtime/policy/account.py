@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
-from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY, PlainPace
+from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY
+from mirrorsd.runtime.policy.pace import PlainPace
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.texts.config import SpeculationConfig

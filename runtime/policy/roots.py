@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.ledger import AcceptanceRate
+from mirrorsd.runtime.ledger import AcceptanceRate, ExitGuesses
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.texts.config import SpeculationConfig
 

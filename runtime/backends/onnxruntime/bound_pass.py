@@ -20,7 +20,7 @@ from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
-from mirrorsd.runtime.backends.protocol import TargetOutput
+from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
 from mirrorsd.texts.config import LONGEST_WINDOW
