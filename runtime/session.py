@@ -87,7 +87,8 @@ class MirrorSession:
             Cancelled: `cancel` was called, here or on the token that was given.
             DeviceError: the target's device failed (a failing draft only warns).
         """
-        return _last_of(self.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides))
+        with self._engine.target_worker.staying():  # a stream's caller has its thread back after each chunk
+            return _last_of(self.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides))
 
     def stream(
         self,

@@ -1,6 +1,7 @@
 """The public pipeline on real sessions: streaming, chat, reuse, stop strings, cancel, several sessions."""
 
 import inspect
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,23 @@ def test_streamed_chunks_are_the_generated_text(pipe: MirrorPipeline) -> None:
     assert [token.id for token in tokens] == expected.token_ids
     assert {token.source for token in tokens} <= {"window", "correction"}
     assert [chunk.result is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be pinned here")
+def test_a_whole_text_goes_to_the_targets_cores_once(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    move, here, usual, moves = os.sched_setaffinity, threading.get_ident(), os.sched_getaffinity(0), list[set[int]]()
+
+    def moved(process: int, cores: set[int]) -> None:
+        if threading.get_ident() == here:
+            moves.append({*cores})
+        move(process, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", moved)
+    pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True, method="plain")
+    assert len(moves) <= 2
+    assert os.sched_getaffinity(0) == usual
+    for _ in pipe.stream(PROMPT, max_new_tokens=3, ignore_eos=True, method="plain"):
+        assert os.sched_getaffinity(0) == usual
 
 
 def test_second_turn_reuses_the_first(pipe: MirrorPipeline) -> None:

@@ -186,6 +186,30 @@ def test_a_free_device_that_is_lent_works_on_the_callers_thread() -> None:
         worker.perform(threading.get_ident)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be pinned here")
+def test_a_thread_that_stays_goes_to_the_devices_cores_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, moves = {0, 1}, list[set[int]]()
+
+    def move(_: int, cores: set[int]) -> None:
+        at.clear()
+        at.update(cores)
+        moves.append({*cores})
+
+    worker, own = DeviceWorker("test", (0,), is_lent=True), DeviceWorker("own", (0,))
+    with monkeypatch.context() as here:
+        here.setattr(os, "sched_getaffinity", lambda _: {*at})
+        here.setattr(os, "sched_setaffinity", move)
+        with own.staying():  # its jobs are done on its own thread
+            assert at == {0, 1}
+        with worker.staying():
+            assert [worker.perform(lambda: {*at}).result() for _ in range(3)] == [{0}] * 3
+        assert moves == [{0}, {0, 1}]
+        worker.perform(lambda: None)
+        assert moves == [{0}, {0, 1}] * 2
+    assert worker.close()
+    assert own.close()
+
+
 def test_a_device_is_lent_to_one_at_a_time() -> None:
     """While a caller's thread has the device, others' jobs wait for it, in their order, and know how long."""
     worker, began, release, order = DeviceWorker("test", is_lent=True), threading.Event(), threading.Event(), []
