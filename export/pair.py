@@ -251,7 +251,8 @@ def _fitted(
     inputs = collect_inputs(model, windows, folder, with_head=is_scanned)
     report("find layers that need eight bits", 0.23)
     dtype = DTYPE_BY_PRECISION[job.options.computes_in]
-    finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, windows[:NUM_WINDOWS])
+    of_all_kinds = windows[:: max(1, len(windows) // NUM_WINDOWS)][:NUM_WINDOWS]
+    finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, of_all_kinds)
     formats = plan.formats.with_finer(finer)
     if is_scanned:
         formats = replace(formats, scan=formats.layers)

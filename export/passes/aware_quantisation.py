@@ -46,11 +46,13 @@ class ProductInputs:
     """Files of float16 rows `[n, K]` by the name of the weight that they were multiplied with.
 
     `head` is the LM head's name where it is among them. `normed` are the names whose rows come straight from a norm.
+    `moments` are those of the file that was rounded by last: a matrix is rounded some rows at a time.
     """
 
     files: dict[str, Path]
     head: str | None = None
     normed: set[str] = field(default_factory=set)
+    moments: dict[Path, "_Moments"] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -69,7 +71,26 @@ class ProductInputs:
         name = first_name(key)
         if chosen.bits != 4 or name not in self.files:
             return round_to_nearest(key, chosen)
-        return f"gptq {chosen.recipe}", partial(_pack_from_file, path=self.files[name], chosen=chosen)
+        return f"gptq {chosen.recipe}", partial(self._pack, path=self.files[name], chosen=chosen)
+
+    def _pack(self, rows: Array, path: Path, chosen: BlockFormat) -> tuple[Array, ...]:
+        """Round once what is asked for twice: for the graphs, and for the reference that they are compared with."""
+        if not rows.any():
+            return quantise_rows(rows, chosen)
+        kept = path.with_name(f"{path.stem}-{chosen.recipe}-{hashlib.sha256(rows.tobytes()).hexdigest()}.npz")
+        if kept.is_file():
+            self.moments.clear()
+            with np.load(kept) as known:
+                return tuple(known[name] for name in known.files)
+        if path not in self.moments:
+            self.moments.clear()
+            self.moments[path] = _moments(np.load(path), chosen)
+        packed = _round_by(rows, self.moments[path], chosen)
+        half_written = kept.with_suffix(".part")
+        with half_written.open("wb") as stream:
+            np.savez(stream, *packed)
+        half_written.replace(kept)
+        return packed
 
 
 def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with_head: bool = False) -> ProductInputs:
@@ -118,22 +139,6 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     return inputs
 
 
-def _pack_from_file(rows: Array, path: Path, chosen: BlockFormat) -> tuple[Array, ...]:
-    """Round once what is asked for twice: for the graphs, and for the reference that they are compared with."""
-    if not rows.any():
-        return quantise_rows(rows, chosen)
-    kept = path.with_name(f"{path.stem}-{chosen.recipe}-{hashlib.sha256(rows.tobytes()).hexdigest()}.npz")
-    if kept.is_file():
-        with np.load(kept) as known:
-            return tuple(known[name] for name in known.files)
-    packed = gptq_rows(rows, np.load(path).astype(np.float32), chosen)
-    half_written = kept.with_suffix(".part")
-    with half_written.open("wb") as stream:
-        np.savez(stream, *packed)
-    half_written.replace(kept)
-    return packed
-
-
 class _Grid(NamedTuple):
     """What the levels 0..15 of each block `[n, 1]` stand for: `(level - zero point) * scale`."""
 
@@ -159,22 +164,42 @@ def gptq_rows(rows: Array, inputs: Array, chosen: BlockFormat) -> tuple[Array, .
     Returns:
         As `quantise_rows`.
     """
-    padding = ((0, 0), (0, -rows.shape[1] % chosen.block_size))
-    weights, given = (torch.from_numpy(np.pad(matrix, padding).astype(np.float32)) for matrix in (rows, inputs))
+    return _round_by(rows, _moments(inputs, chosen), chosen)
+
+
+class _Moments(NamedTuple):
+    """Of inputs `[m, K]`: their products with each other, and the inverse's upper Cholesky factor, `[K, K]` both."""
+
+    squares: Tensor
+    inverse: Tensor
+
+
+def _moments(inputs: Array, chosen: BlockFormat) -> _Moments:
+    given = _padded(inputs, chosen)
     squares = given.T @ given
     mean = squares.diagonal().mean()
     squares.diagonal().add_(_DAMPING * mean if mean > 0 else 1.0)
-    levels, grids = _round_columns(weights, squares, chosen)
+    factor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(squares)), upper=True)
+    return _Moments(squares, factor)
+
+
+def _round_by(rows: Array, moments: _Moments, chosen: BlockFormat) -> tuple[Array, ...]:
+    weights = _padded(rows, chosen)
+    levels, grids = _round_columns(weights, moments.inverse, chosen)
     scales, zero_points = (torch.cat(parts, dim=1) for parts in zip(*grids, strict=True))
-    fitted = _fit_scales(weights, squares, levels - zero_points[..., None], scales)
+    fitted = _fit_scales(weights, moments.squares, levels - zero_points[..., None], scales)
     zeros = None if chosen.is_symmetric else zero_points.numpy()
     return pack_levels(levels.numpy(), fitted.numpy(), zeros, chosen.bits)
 
 
-def _round_columns(weights: Tensor, squares: Tensor, chosen: BlockFormat) -> tuple[Tensor, list[_Grid]]:
+def _padded(matrix: Array, chosen: BlockFormat) -> Tensor:
+    """A matrix `[n, K]` in float32, its rows filled up to whole blocks."""
+    return torch.from_numpy(np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % chosen.block_size))).astype(np.float32))
+
+
+def _round_columns(weights: Tensor, inverse: Tensor, chosen: BlockFormat) -> tuple[Tensor, list[_Grid]]:
     """Levels `[n, B, block_size]` and the grids of the blocks, in order."""
     size, left = chosen.block_size, weights.clone()
-    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(squares)), upper=True)
     levels, grids = torch.empty_like(weights), []
     for start in range(0, weights.shape[1], size):
         block, here = left[:, start : start + size], inverse[start : start + size, start : start + size]

@@ -30,7 +30,7 @@ FITTED_WINDOWS = 32
 RANGE_WINDOWS = 12
 """Some 3,000 tokens: ranges that 768 of one kind had shown cost SmolLM2-135M four times the divergence on code."""
 LIKELIEST = 64
-_BUILT_IN = Path(__file__).with_name(CALIBRATION_FILE)
+_BUILT_IN, _BUILT_IN_NAME = Path(__file__).with_name(CALIBRATION_FILE), "built-in"
 _RANGES = Path(__file__).with_name("ranges.txt")
 """Chats, code, data, tables and several languages, a little of each: what an input's range must hold."""
 
@@ -67,27 +67,44 @@ class Choices(NamedTuple):
 def calibration_text(target: Checkpoint, given: str | None, context: int) -> CalibrationText:
     """Cut the calibration text into windows of up to 256 ids: the last four are measured, up to 32 before them fitted.
 
-    A short text gives fewer windows, and the same ones for both; a very short one gives one window as long as it is.
+    The text in the package has fewer of these, and text of many kinds fills them up; a text that is given says what the
+    model is for, and stays alone. One of four windows or less is measured and fitted; a very short one gives one window
+    as long as it is.
 
     Raises:
         ExportError: the text has fewer than two tokens.
     """
+    windows, fitted, name = _own_windows(target, given, context)
+    fitted = fitted[-FITTED_WINDOWS:]
+    if name == _BUILT_IN_NAME:
+        fitted = _filled_up(target, fitted, FITTED_WINDOWS)
+    return CalibrationText(windows[-NUM_WINDOWS:], fitted, name)
+
+
+def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
+    """Windows `[W, L]` of what is fitted of the calibration text, and of text of many kinds: half of each."""
+    _, fitted, _ = _own_windows(target, given, context)
+    return _filled_up(target, fitted[-RANGE_WINDOWS // 2 :], RANGE_WINDOWS)
+
+
+def _own_windows(target: Checkpoint, given: str | None, context: int) -> tuple[Array, Array, str]:
+    """All windows of the calibration text, those that are fitted, and its name."""
     text, name = _find_text(target, given)
     ids = _ids_of(target, text)
     if len(ids) < 2:
         raise ExportError(f"the calibration text ({name}) has {len(ids)} tokens; give one of a thousand or more")
-    rows = min(WINDOW_ROWS, context, len(ids))
-    windows = np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
-    fitted = windows[:-NUM_WINDOWS] if len(windows) > NUM_WINDOWS else windows
-    return CalibrationText(windows[-NUM_WINDOWS:], fitted[-FITTED_WINDOWS:], name)
+    windows = _windows_of(ids, min(WINDOW_ROWS, context, len(ids)))
+    return windows, windows[:-NUM_WINDOWS] if len(windows) > NUM_WINDOWS else windows, name
 
 
-def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
-    """Windows `[W, L]` of text of many kinds, and of what is fitted of the calibration text: half of each."""
-    fitted = calibration_text(target, given, context).fitted[-RANGE_WINDOWS // 2 :]
-    ids, rows = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8")), fitted.shape[1]
-    windows = np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
-    return np.concatenate([fitted, windows[: RANGE_WINDOWS - len(fitted)]])
+def _filled_up(target: Checkpoint, windows: Array, count: int) -> Array:
+    """`windows` `[W, L]` and as many of text of many kinds as make them `count`."""
+    ids = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8"))
+    return np.concatenate([windows, _windows_of(ids, windows.shape[1])[: count - len(windows)]])
+
+
+def _windows_of(ids: list[int], rows: int) -> Array:
+    return np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
 
 
 def _ids_of(target: Checkpoint, text: str) -> list[int]:
@@ -103,7 +120,7 @@ def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
     own = target.folder / CALIBRATION_FILE
     if own.is_file():
         return own.read_text(encoding="utf-8"), CALIBRATION_FILE
-    return shipped(_BUILT_IN).read_text(encoding="utf-8"), "built-in"
+    return shipped(_BUILT_IN).read_text(encoding="utf-8"), _BUILT_IN_NAME
 
 
 def reference_choices(model: WeightlessModel, windows: Array) -> Choices:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from joint_rows import count_different
 
@@ -56,6 +57,7 @@ def open_session(
     *,
     is_scanned: bool = False,
     is_integer: bool = False,
+    finer: tuple[str, ...] = (),
     threads: int = 2,
     **settings: Any,
 ) -> OnnxTarget:
@@ -66,6 +68,7 @@ def open_session(
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
     formats = by_row(formats, {}, is_tied=False) if is_integer else formats
+    formats = formats.with_finer(finer)
     formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={shape.num_layers // 2: None}, **how)
@@ -135,3 +138,20 @@ def test_without_it_one_row_differs_in_its_last_bits(checkpoint: Checkpoint, tmp
     """What the spare row is for; if this fails, ONNX Runtime has become batch-invariant, and it may go."""
     session = open_session(checkpoint, tmp_path, precision="fp32", is_batch_invariant=False)
     assert 0.0 < largest_row_difference(session) < 1e-3
+
+
+def test_every_bit_is_the_same_where_some_products_have_more_bits(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Four bits in blocks of 128, whose rows come in pairs, beside eight bits: of one kind, and of one layer alone."""
+    kinds = [f"model.layers.{layer}.self_attn.{name}_proj.weight" for layer in (0, 1) for name in "qkv"]
+    settings: dict[str, Any] = {"precision": "int4", "block_size": 128}
+    finer = (*kinds, "model.layers.1.mlp.down_proj.weight")
+    session = open_session(checkpoint, tmp_path, finer=finer, **settings)
+    bits = [
+        node.attributes["bits"].as_int()
+        for name in ("prefix", "suffix")
+        for node in ir.load(tmp_path / "target" / f"{name}.onnx").graph
+        if node.op_type == "MatMulNBits"
+    ]
+    assert bits == [8, 4, 4, 4, 8, 4, 4, 8, 8]
+    assert (session._model.entry.row_group, session._model.entry.spare_rows) == (2, 1)
+    assert largest_row_difference(session, num_rows=session.context, pass_sizes=tuple(range(1, 65))) == 0.0

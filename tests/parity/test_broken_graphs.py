@@ -15,7 +15,6 @@ from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, load_adapter
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.passes import aware_quantisation
-from mirrorsd.export.passes.aware_quantisation import gptq_rows
 from mirrorsd.export.verify.target import TargetReference, TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.tolerances import TOLERANCES, check_parity
 from mirrorsd.graphs import names
@@ -172,11 +171,13 @@ def test_gptq_is_held_to_the_same_bound_and_rounds_each_matrix_once(
     bundle.mkdir()
     rounded: list[tuple[int, ...]] = []
 
+    round_by = aware_quantisation._round_by
+
     def counted(rows: Any, *given: Any) -> Any:
         rounded.append(rows.shape)
-        return gptq_rows(rows, *given)
+        return round_by(rows, *given)
 
-    monkeypatch.setattr(aware_quantisation, "gptq_rows", counted)
+    monkeypatch.setattr(aware_quantisation, "_round_by", counted)
     windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
     plan = TargetPlan(
         shape=shape,

@@ -129,10 +129,11 @@ def test_what_a_family_does_around_its_head_is_kept(
     family: str,
     sizes: dict[str, float],
 ) -> None:
-    """The export compares every stage with PyTorch, and would be refused. It says that the built-in text is short."""
+    """The export compares every stage with PyTorch, and would be refused. It says that the given text is short."""
     told: list[str] = []
+    asked = replace(gptq_options, calibration_text="The fox went into the wood, and the wood was dark. " * 100)
     target = make_checkpoint(tmp_path / family, family, seed=4, num_hidden_layers=2, tie_word_embeddings=True, **sizes)
-    manifest = export_pair(target, tied, tmp_path / "bundle", gptq_options, lambda stage, share: told.append(stage))
+    manifest = export_pair(target, tied, tmp_path / "bundle", asked, lambda stage, share: told.append(stage))
     assert manifest.target.storage is not None
     assert manifest.target.storage.num_rescored == 32
     assert any("a longer --calibration text" in stage for stage in told)

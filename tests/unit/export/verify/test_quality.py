@@ -45,6 +45,21 @@ def test_the_last_windows_are_measured_and_others_fitted(tmp_path: Path) -> None
         calibration_text(checkpoint(tmp_path), "", context=1024)
 
 
+def test_text_of_many_kinds_fills_up_the_text_in_the_package(tmp_path: Path) -> None:
+    """That leaves two windows: far fewer inputs than a wide product has channels."""
+    (tmp_path / "tokenizer.json").write_bytes((STORYTELLER / "tokenizer.json").read_bytes())
+    target = checkpoint(tmp_path)
+    story = "The fox went into the wood, and the wood was dark. " * 900
+    long, built_in = (calibration_text(target, given, context=1024) for given in (story, None))
+    ranges = quality.range_windows(target, story, context=1024)
+
+    assert len(built_in.fitted) == 32
+    assert len(np.unique(built_in.fitted, axis=0)) == 32
+    assert np.array_equal(ranges[:6], long.fitted[-6:])
+    assert (built_in.fitted[:, None] == ranges[6:]).all(axis=-1).any(axis=0).all()
+    assert not (long.fitted[:, None] == ranges[6:]).all(axis=-1).any()
+
+
 class ScriptedRun:
     """Stages whose logits are given: `[L, V]`, the same for every window."""
 
