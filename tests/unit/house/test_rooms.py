@@ -27,7 +27,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("decoding", "devices", "draft", "engine"),
             *("reporting", "sampling", "saved_cache", "side_by_side", "turns"),
         },
-        "seats": {"session"},
+        "seats": {"session", "turns"},
         "loading": {"backends", "devices", "engine", "ledger", "policy", "tuned"},
         "pipeline": {"devices", "engine", "loading", "reporting", "seats", "session", "tuned"},
     },
