@@ -27,7 +27,7 @@ from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_de
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger, Overdue, Span, Ticket
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser

@@ -20,7 +20,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
 from mirrorsd.runtime.turns import Turns, TurnTaker
@@ -202,7 +202,7 @@ def decoder_with(
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
     arms = [_arm(request, head, known) for head in heads]
     drafting = mirror if is_overlapping else serial
-    source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
+    source = AutoSource(serial, drafting, Repeats(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
 
 

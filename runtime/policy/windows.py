@@ -210,23 +210,24 @@ class WindowLength:
             few *= 2
         whole = reach(2 * limit + 1)
         worths = self._worths(whole[:limit])
-        if max(worths) <= least:
-            return 0
-        return int((worths + self._worths_after(whole, len(worths) - 1)).argmax())
+        return self._split_repeat(whole, worths) if max(worths) > least else 0
 
-    def _worths_after(self, reach: Sequence[float], limit: int) -> NDArray[np.float64]:
-        """`[limit + 1]`: what the next step's window of a repeat is worth, if `0 ..` tokens are verified in this one.
+    def _split_repeat(self, reach: Sequence[float], worths: Sequence[float]) -> int:
+        """How many tokens of a repeat to verify now, if the step after it goes on with what is left.
 
         The target's own token is one more of the repeat then: with `n` right tokens, the next window begins behind
-        `n + 1`.
+        `n + 1`. It is worth no more than all that are left would be without their rows, which rules most `n` out.
         """
-        right = np.array(reach[: 2 * limit + 1])
-        summed = np.concatenate([[0.0], np.cumsum(right)])
-        behind, more = np.arange(1, limit + 2)[:, None], np.arange(limit + 1)[None, :]
-        costs = -np.array(self._worths([0.0] * limit))
-        gained = (summed[behind + more] - summed[behind]) / right[behind - 1] - costs
-        after: NDArray[np.float64] = right[: limit + 1] * gained.max(axis=1)
-        return after
+        limit, left = len(worths) - 1, sum(reach)
+        costs = [-worth for worth in self._worths([0.0] * limit)]
+        best, length = -inf, 0
+        for count, (worth, right) in enumerate(zip(worths, reach, strict=False)):
+            left -= right
+            if worth + left > best:
+                behind = accumulate(reach[count + 1 : count + 1 + limit], initial=0.0)
+                worth += max(map(sub, behind, map(right.__mul__, costs)))
+                best, length = (worth, count) if worth > best else (best, length)
+        return length
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.

@@ -11,10 +11,10 @@ from mirrorsd.runtime.decoding.protocol import GeneratedToken
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.seat import SeatedDecoder
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.result_page import Piece, result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.reporting.trace import write_trace
 from mirrorsd.runtime.sampling.chooser import TokenLogprob
+from mirrorsd.texts.result_page import Piece, result_page
 
 _MOST_SHOWN = 60
 

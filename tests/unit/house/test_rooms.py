@@ -34,6 +34,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "texts": {
         "setting_rules": set(),
         "messages": set(),
+        "result_page": set(),
         "finite_pattern": set(),
         "config": {"setting_rules"},
         "finite_schema": {"finite_pattern"},
