@@ -126,7 +126,7 @@ class TargetLink:
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
             parents=pass_parents(num_again, stop, siblings) if len(siblings.tokens) else None,
         )
-        if request.chooser.needs_logits and request.chooser.draws_ahead:
+        if request.chooser.needs_logits and request.chooser.draws_ahead(self.vocab_size):
             return self._worker.submit(job, request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
         return self._worker.perform(job, request.ledger, overdue)
