@@ -1,5 +1,7 @@
 """A stage whose rows need not form a chain: a mask becomes an input of its attention, and so do their positions.
 
+A head that reads such rows is told which of them are the text.
+
 Rewritten in memory, as for conversations that share a pass (`packed_graph`): every other operator, and the weights'
 file, stay what they are. Where rows do form a chain the mask is all zeros, and changes no bit on a processor. Behind a
 row that is left out, sums have their terms in other places: such rows differ by rounding from those of a chain.
@@ -23,6 +25,8 @@ TABLE_ROWS = "table_rows"
 """`[cache rows]`: which row of the tables of angles each one takes, its position in the text."""
 MASK = "row_mask"
 """`[1, 1, rows, cache rows and these]`: 0 where a row sees another, else as low as the type goes."""
+PASS_ROWS = "pass_rows"
+"""`[R]`: rows of the target's last pass that a head reads, in the order of the text."""
 _GRAPH, _NODE, _INPUT = 7, 1, 11
 _INPUTS, _OUTPUTS, _OPERATOR, _ATTRIBUTE, _NAME = 1, 2, 4, 5, 1
 _ATTENTION = "GroupQueryAttention"
@@ -114,6 +118,37 @@ def _with_mask(parts: Sequence[Field]) -> bytes:
     inputs[_AT_MASK] = MASK
     return joined(
         [Field(_INPUTS, name.encode()) for name in inputs] + [part for part in parts if part.number != _INPUTS]
+    )
+
+
+def rows_spec() -> TensorSpec:
+    """What a head's stage of `reading_rows` has as an input beside those of its contract."""
+    return TensorSpec(name=PASS_ROWS, dtype="int64", shape=("R",))
+
+
+def reading_rows(model: bytes, taps: Sequence[str]) -> bytes:
+    """A head's stage that reads rows `PASS_ROWS` of its inputs `taps`, where its own reads the first ones.
+
+    Raises:
+        ValueError: these are not the bytes of a graph.
+    """
+    return joined([_with_rows(part, taps) if part.number == _GRAPH else part for part in fields(model)])
+
+
+def _with_rows(part: Field, taps: Sequence[str]) -> Field:
+    parts = fields(part.data)
+    gathered = [Field(_NODE, node("Gather", [name, PASS_ROWS], [_by_row(name)], axis=1)) for name in taps]
+    rest = [Field(_NODE, _renamed(fields(one.data), taps)) if one.number == _NODE else one for one in parts]
+    return Field(_GRAPH, joined([*gathered, *rest, Field(_INPUT, _port(PASS_ROWS, "int64", 1))]))
+
+
+def _renamed(parts: Sequence[Field], taps: Sequence[str]) -> bytes:
+    """A node that reads gathered rows in place of these inputs."""
+    return joined(
+        [
+            Field(_INPUTS, _by_row(part.text).encode()) if part.number == _INPUTS and part.text in taps else part
+            for part in parts
+        ]
     )
 
 

@@ -201,6 +201,7 @@ class ReplayTarget(TargetSession):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
         """What the head has guessed behind the last of `tokens`, which stands at `start + len(tokens)`."""

@@ -124,13 +124,14 @@ class PacedTarget(TargetSession):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
         """Run a head, which takes its share of what the pass takes."""
         started = perf_counter()
         ms = self._pace.head_ms(self.heads[kind].read_share, len(tokens), is_prompt=self._is_prompt)
         with ledger.time("target", "head"):
-            guesses = self._session.guess(kind, tokens, start, noise=noise, ledger=Ledger())
+            guesses = self._session.guess(kind, tokens, start, noise=noise, rows=rows, ledger=Ledger())
             wait_until(started + ms / 1e3)
         return guesses
 

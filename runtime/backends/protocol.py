@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.ledger import Ledger, PassRunner, TargetOutput, TargetPass
 from mirrorsd.runtime.sampling.chooser import NoiseSource
@@ -136,17 +137,20 @@ class TargetSession(PassRunner, Protocol):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """Run a head over the first `R` rows of the last pass, which stood at positions `start ..`.
+        """Run a head over `R` rows of the last pass, which stood at positions `start ..`: by itself the first ones.
 
         Args:
             kind: which of `heads`.
             tokens: `[R]`, the token that follows each row.
             start: the head's own caches are kept before it, and replaced behind.
             noise: `[K, V]`, what competes with its logits; None for nothing.
+            rows: `[R]`, which rows; others than the first only where the session `takes_trees`.
             ledger: where the time goes.
         """
+        raise DeviceError("Heads run on ONNX Runtime; this device map's target has none.")
 
     def read_cache(self, num_rows: int) -> Kept:
         """Copies of what is kept of the first rows; `num_rows` is one of `resumable`.

@@ -207,8 +207,7 @@ class AutoSource(WindowSource):
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
-        has_gaps = done is not None and (done.inflight.num_again or done.acceptance.aside)
-        if self._request.num_beside or has_gaps:  # others' passes would wait for it; its rows are not the pass's first
+        if self._request.num_beside:  # others' passes would wait for it
             return None
         best, place = None, None if done is None else done.inflight.head
         for head in self._heads:
@@ -228,7 +227,7 @@ class AutoSource(WindowSource):
 
     def _read_along(self, done: Verified | None) -> None:
         """Heads that have read the prompt go on reading until plain decoding is known."""
-        if done is None or done.inflight.num_again or done.acceptance.aside:
+        if done is None:
             return
         before = self._request.ledger.drafted_s
         for head in self._heads:
@@ -343,7 +342,7 @@ class AutoSource(WindowSource):
             return 0.0
         spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
         pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
-        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))
+        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window + step.num_siblings))
 
     def close(self) -> None:
         """Leave nothing running."""

@@ -78,14 +78,15 @@ class TargetLink:
         start: int,
         tokens: NDArray[np.int64],
         noise: NDArray[np.float32] | None,
+        rows: NDArray[np.int64] | None,
     ) -> HeadGuesses:
-        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`.
+        """Run a head over rows of the last pass, and wait: see `TargetSession.guess`.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.
             DeviceError: as `result`.
         """
-        job = partial(self._session.guess, kind, tokens, start, noise=noise, ledger=request.ledger)
+        job = partial(self._session.guess, kind, tokens, start, noise=noise, rows=rows, ledger=request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
         ticket = self._worker.perform(job, request.ledger, overdue)
         found = self.result(request, ticket)
@@ -97,10 +98,10 @@ class TargetLink:
         request: Request,
         head: int,
         window: NDArray[np.int64],
-        on_start: Callable[[], None] | None = None,
-        on_exit: Callable[[ExitGuesses], None] | None = None,
         siblings: Siblings = NO_SIBLINGS,
         num_again: int = 0,
+        on_start: Callable[[], None] | None = None,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
     ) -> Ticket[TargetOutput]:
         """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
 

@@ -26,6 +26,15 @@ class InFlight(NamedTuple):
     siblings: Siblings = NO_SIBLINGS
     num_again: int = 0
 
+    def rows_of(self, acceptance: Acceptance) -> NDArray[np.int64]:
+        """Rows of the pass that are text, the head token's first.
+
+        >>> found = Acceptance(1, 4, (), aside=(5,), rows_aside=(3,))
+        >>> InFlight(9, np.array([7, 8]), num_again=1).rows_of(found).tolist()
+        [1, 2, 4]
+        """
+        return self.num_again + np.array([*range(1 + acceptance.num_accepted), *acceptance.rows_aside])
+
 
 class Outcome(NamedTuple):
     """One step's committed tokens (accepted window tokens, then the target's own) and what to verify next."""

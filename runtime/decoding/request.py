@@ -270,13 +270,14 @@ ChooseRow = Callable[[int, Sequence[int]], Choice]
 class Acceptance(NamedTuple):
     """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus.
 
-    `aside` are siblings that were right behind these.
+    `aside` are siblings that were right behind these, which stand in `rows_aside`, counted from the head token's row.
     """
 
     num_accepted: int
     next_token: int
     gaps: tuple[float, ...]
     aside: tuple[int, ...] = ()
+    rows_aside: tuple[int, ...] = ()
 
     @property
     def rest(self) -> tuple[int, ...]:
@@ -337,20 +338,21 @@ def accept_tree(window: NDArray[np.int64], siblings: Siblings, choose: ChooseRow
 
     >>> choices = [7, 5, 0, 4]
     >>> accept_tree(np.array([7, 8]), Siblings(np.array([5]), np.array([1])), lambda row, _: Choice(choices[row], 1.0))
-    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,))
+    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,), rows_aside=(3,))
     """
     rows = {(row, token): row + 1 for row, token in enumerate(window.tolist())}
     beside = zip(siblings.parents.tolist(), siblings.tokens.tolist(), strict=True)
     rows |= {place: len(window) + 1 + number for number, place in enumerate(beside)}
-    path: list[int] = []
-    gaps: list[float] = []
+    path, taken, gaps = list[int](), list[int](), list[float]()
     row, num_accepted = 0, 0
     while True:
         choice = choose(row, path)
         gaps.append(choice.gap)
         following = rows.get((row, choice.token))
         if following is None:
-            return Acceptance(num_accepted, choice.token, tuple(gaps), tuple(path[num_accepted:]))
-        path.append(choice.token)
+            aside = tuple(path[num_accepted:]), tuple(taken[num_accepted:])
+            return Acceptance(num_accepted, choice.token, tuple(gaps), *aside)
         row = following
+        path.append(choice.token)
+        taken.append(row)
         num_accepted += row <= len(window)

@@ -23,6 +23,7 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
+from mirrorsd.runtime.policy.windows import WindowLength
 from mirrorsd.runtime.turns import Turns, TurnTaker
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
@@ -169,10 +170,10 @@ def lookup_decoder(request: Request, target: TargetLink, known: Knowledge) -> St
 
 def head_decoder(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from a head."""
-    is_sampling = request.chooser.is_sampling
-    request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
+    source = _head_source(request, target, head, known)
+    request.windows = source.windows
     request.chooser.be_heard()
-    return StepDecoder(request, target, HeadSource(request, head, request.windows), head.kind)
+    return StepDecoder(request, target, source, head.kind)
 
 
 def decoder_with(
@@ -191,7 +192,7 @@ def decoder_with(
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
-    serial = SerialSource(request, draft, passes, _siblings(request, target, known))
+    serial = SerialSource(request, draft, passes, _siblings(request, target, request.windows))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner)
     if method == "serial":
@@ -200,25 +201,26 @@ def decoder_with(
         return StepDecoder(request, target, mirror, method)
     pair = known.pairs[is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
-    arms = [_arm(request, head, known) for head in heads]
+    sources = [_head_source(request, target, head, known) for head in heads]
+    arms = [HeadArm(source, known.head(source.name, is_sampling=is_sampling)) for source in sources]
     drafting = mirror if is_overlapping else serial
     source = AutoSource(serial, drafting, Repeats(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
 
 
-def _siblings(request: Request, target: TargetLink, known: Knowledge) -> SiblingChooser | None:
-    """What chooses guesses beside the draft's windows; None where they are not wanted, or cannot be weighed or run."""
-    most, windows = request.speculation.siblings, request.windows
+def _siblings(request: Request, target: TargetLink, windows: WindowLength | None) -> SiblingChooser | None:
+    """What chooses guesses beside windows; None where they are not wanted, or cannot be weighed or run."""
+    most = request.speculation.siblings
     if not most or windows is None or not target.takes_trees:
         return None
-    return SiblingChooser(request.chooser, windows, known.lengths[request.chooser.is_sampling], most)
+    return SiblingChooser(request.chooser, windows, most)
 
 
-def _arm(request: Request, head: HeadLink, known: Knowledge) -> HeadArm:
-    """A head among the sources of `auto`."""
+def _head_source(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> HeadSource:
+    """Windows from a head, with siblings."""
     is_sampling = request.chooser.is_sampling
     windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
-    return HeadArm(HeadSource(request, head, windows), head, known.head(head.kind, is_sampling=is_sampling))
+    return HeadSource(request, head, windows, _siblings(request, target, windows))
 
 
 class SeatedDecoder(Decoder, TurnTaker):

@@ -38,7 +38,7 @@ from mirrorsd.runtime.decoding.request import (
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
 from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.runtime.policy.siblings import Known, SiblingChooser
-from mirrorsd.runtime.policy.windows import WindowOrder
+from mirrorsd.runtime.policy.windows import WindowLength, WindowOrder
 from mirrorsd.texts.shown_text import Piece, StopWatch
 
 FEWEST_FORCED = 2
@@ -63,14 +63,7 @@ class StepDecoder(Decoder):
         beside = source.begin(inflight)
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
-        ticket = self.target.submit(
-            request,
-            *inflight[:2],
-            on_start=on_start,
-            on_exit=on_exit,
-            siblings=inflight.siblings,
-            num_again=inflight.num_again,
-        )
+        ticket = self.target.submit(request, *inflight, on_start=on_start, on_exit=on_exit)
         if request.chooser.needs_logits:  # else the target's graph chooses
             request.chooser.look_ahead(inflight.window)
             request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
@@ -155,6 +148,22 @@ class FreeRows(WindowSource):
         return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
 
 
+def with_siblings(found: Found, known: Known | None, siblings: SiblingChooser | None, request: Request) -> Found:
+    """A window that was cut from what is `known`, with siblings, where that pays."""
+    if siblings is None or known is None:
+        return found
+    room = request.max_tokens - request.num_tokens - len(found.window)
+    return found._replace(siblings=siblings.choose(found.window, known, request.num_tokens, room))
+
+
+def learn(step: StepRecord, windows: WindowLength | None, siblings: SiblingChooser | None) -> None:
+    """Have what chose a step's guesses learn from it."""
+    if windows is not None:
+        windows.observe(step.num_window, step.num_accepted - step.num_aside, step.own_seconds, step.num_aside)
+    if siblings is not None and step.num_siblings:
+        siblings.observe(was_right=step.num_aside > 0)
+
+
 _Resolved = tuple[NDArray[np.int64], str, BranchWindow | None]
 """A window, where it is from, and what it was cut from."""
 
@@ -204,13 +213,9 @@ class SerialSource(WindowSource):
         return window, source, drafter.found
 
     def with_siblings(self, found: Found, known: BranchWindow | None) -> Found:
-        """The window, which was cut from what is `known`, with siblings, where that pays."""
-        request = self.request
-        if self._siblings is None or known is None or not len(found.window):
-            return found
-        room = request.max_tokens - request.num_tokens - len(found.window)
-        thoughts = Known(known.shares, known.num_main, known.candidate_ids, known.candidate_logprobs)
-        return found._replace(siblings=self._siblings.choose(found.window, thoughts, request.num_tokens, room))
+        """As the function of that name, for the draft's windows."""
+        thoughts = known and Known(known.shares, known.num_main, known.candidate_ids, known.candidate_logprobs)
+        return with_siblings(found, thoughts, self._siblings, self.request)
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
         """What a constrained text must say next, where that is enough for a window."""
@@ -247,11 +252,7 @@ class SerialSource(WindowSource):
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""
-        if self.request.windows is not None:
-            num_accepted = step.num_accepted - step.num_aside
-            self.request.windows.observe(step.num_window, num_accepted, step.own_seconds, step.num_aside)
-        if self._siblings is not None:
-            self._siblings.observe(was_right=step.num_aside > 0)
+        learn(step, self.request.windows, self._siblings)
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""

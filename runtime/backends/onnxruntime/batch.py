@@ -43,9 +43,10 @@ from mirrorsd.runtime.backends.protocol import TargetBatch, TargetSession
 from mirrorsd.runtime.ledger import NO_OUTPUT, Ledger, Span, TargetOutput, TargetPass
 from mirrorsd.texts.config import LONGEST_WINDOW
 
-_MOST_AT_A_TABLE = 4
-"""Slots that are attended together: with eight, two conversations of eight seats would pay for all of them. Two: passes
-of eight of SmolLM2 take 1.10 times as long behind 40 tokens, 1.04 behind 400, where those of two take 0.79."""
+_MOST_AT_A_TABLE = 2
+"""Slots that are attended together. More would all pay for the longest of more texts, one gives two cores uneven work.
+With four, two and one, passes of SmolLM2 take 17.9, 18.3 and 20.7 ms for eight behind 300 tokens, 16.3, 12.7 and 14.8
+for two behind 900, 22.9, 19.3 and 20.6 for eight behind 30 to 900 (`python bench/studies/joint_passes.py BUNDLE`)."""
 _PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 10), (7, 4)))
 """Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone."""
 
