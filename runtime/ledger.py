@@ -149,8 +149,6 @@ class TargetOutput(NamedTuple):
 
     def after(self, num_rows: int) -> "TargetOutput":
         """The answer at the rows behind the first ones."""
-        if not num_rows:
-            return self
         logits = None if self.logits is None else self.logits[num_rows:]
         short_rows = None if self.short_rows is None else self.short_rows[num_rows:]
         return TargetOutput(self.argmax_ids[num_rows:], self.argmax_gap[num_rows:], logits, short_rows)

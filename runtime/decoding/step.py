@@ -315,7 +315,8 @@ def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Written | Stop]:
             if reason is not None:
                 break
         if reason is None and request.num_tokens >= request.max_tokens:
-            pieces.append(watch.finish(_limit_reason(request)))
+            is_done = request.num_new >= request.config.max_new_tokens
+            pieces.append(watch.finish("length" if is_done else "context"))
             reason = pieces[-1].stop_reason
         labelled = _label(outcome, token_ids[first:], request, first, is_given=is_given)
         tokens = _with_texts(labelled, pieces)
@@ -335,10 +336,6 @@ def _check_all_replayed(request: Request, reason: str) -> None:
     if request.num_to_replay:
         place = request.num_new
         raise ContinuationError.of(place, f"{request.config.continue_from[place]} was given, it is over ({reason})")
-
-
-def _limit_reason(request: Request) -> str:
-    return "length" if request.num_new >= request.config.max_new_tokens else "context"
 
 
 def _label(
