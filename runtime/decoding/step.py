@@ -216,7 +216,10 @@ class StepDecoder(Decoder):
 
 
 class FreeRows(WindowSource):
-    """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`)."""
+    """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`).
+
+    In company others' rows fill a group up.
+    """
 
     name = "plain"
 
@@ -233,7 +236,8 @@ class FreeRows(WindowSource):
 
     def guess(self) -> NDArray[np.int64]:
         """How the text went on before, as far as rows are free."""
-        repeats, count = self._request.repeats, min(self._row_group - 1, self._request.window_limit())
+        most = 0 if self._request.num_beside else self._row_group - 1
+        repeats, count = self._request.repeats, min(most, self._request.window_limit())
         return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
 
 
