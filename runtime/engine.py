@@ -16,7 +16,7 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper
 from mirrorsd.texts.config import GenerationConfig
 

@@ -26,7 +26,7 @@ from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations

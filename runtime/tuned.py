@@ -26,7 +26,8 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.names import HEAD_KINDS
 from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.runtime.policy.account import Knowledge, SourceKnowledge
+from mirrorsd.runtime.policy.account import SourceKnowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.policy.windows import LearnedLengths, Ratio
 from mirrorsd.texts.config import SpeculationConfig

@@ -15,17 +15,14 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     DraftSession,
-    ExitGuesses,
     HeadGuesses,
     Kept,
     RowBlock,
     TargetBatch,
-    TargetOutput,
-    TargetPass,
     TargetSession,
     TipGuesses,
 )
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput, TargetPass
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -34,8 +31,8 @@ TargetHandler = Callable[[list[int]], NDArray[np.floating]]
 """Text so far -> logits `[V]` of the next token."""
 DraftHandler = Callable[[list[int]], Sequence[int]]
 """Text so far -> the next `1 + s` tokens."""
-HeadHandler = Callable[[list[int]], Sequence[int]]
-"""Text so far, its head token included -> the next `K` tokens."""
+HeadHandler = Callable[[list[int]], Sequence[int] | NDArray[np.int64]]
+"""Text so far, its head token included -> the next `K` tokens, or `[K, m]` candidates for them, best first."""
 
 
 class FakeModel(Generic[Session]):
@@ -102,7 +99,7 @@ class FakeTarget(TargetSession):
         self.heads: dict[str, Head] = {}
         self._guessing: dict[str, HeadHandler] = {}
         self._read: dict[str, list[int]] = {}
-        self._last_start = 0
+        self._last_pass: tuple[int, list[int]] = 0, []
         self._handler, self._exit_handler = handler, exit_handler or handler
         self._num_candidates = num_candidates
         self._suffix_seconds = suffix_seconds
@@ -126,19 +123,23 @@ class FakeTarget(TargetSession):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
         following = [int(token) for token in tokens]
-        rows = self._text[start : start + len(tokens)]
-        if start != self._last_start or len(rows) != len(tokens) or rows[1:] != following[:-1]:
+        first, of_pass = self._last_pass
+        numbers = range(len(tokens)) if rows is None else rows.tolist()
+        read = [of_pass[row] for row in numbers if row < len(of_pass)]
+        if start != first + numbers[0] or len(read) != len(tokens) or read[1:] != following[:-1]:
             raise AssertionError(f"rows {start} .. {start + len(tokens) - 1} are not those of the last pass")
-        text = [*self._text[: start + len(tokens)], following[-1]]
+        text = [*self._text[:start], *read, following[-1]]
         if self.heads[kind].shape.num_layers:
             if self._read[kind][: start + 1] != text[: start + 1] and start:
                 raise AssertionError(f"the head has not read all {start} rows before these")
             self._read[kind] = text
-        ids = np.array(self._guessing[kind](text), dtype=np.int64)[:, None]
-        return HeadGuesses(ids, np.zeros(ids.shape, dtype=np.float32))
+        ids = np.array(self._guessing[kind](text), dtype=np.int64)
+        ids = ids.reshape(len(ids), -1)
+        return HeadGuesses(ids, np.tile(-np.arange(ids.shape[1], dtype=np.float32), (len(ids), 1)))
 
     def run(
         self,
@@ -194,7 +195,7 @@ class FakeTarget(TargetSession):
         if start > len(self._text):
             raise AssertionError(f"rows start at {start}, but only {len(self._text)} positions are cached")
         self._text = self._text[:start] + [int(token) for token in tokens]
-        self._last_start = start
+        self._last_pass = start, [int(token) for token in tokens]
 
 
 class FakeDraft(DraftSession):

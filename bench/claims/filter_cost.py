@@ -5,14 +5,15 @@
 Rows of float32 logits, medians, and the least, which a busy machine disturbs less. `choose` is the whole choice where
 the noise of the row lies ready, `noise` what drawing noise costs on top where it does not: for the candidates or, where
 too many are kept (`whole_row`), for the whole vocabulary. Noise of whole rows is drawn ahead, while the devices work,
-from the second such row on.
+from the second such row on. `hand_over_ms` is what a pass costs more on its device's thread than on the caller's: texts
+whose noise takes less time than that draw it when the pass is over.
 """
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from mirrorsd import GenerationConfig
 from mirrorsd.bench import runs
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 FILTERS: tuple[dict[str, Any], ...] = (
@@ -44,6 +46,8 @@ def main() -> None:
             rows.append({"filters": str(filters), "shape": shape, **measure(filters, drawn, options.rows)})
             runs.print_rows(rows[-1:], tuple(rows[-1]))
     report = {"vocab": options.vocab, "rows_each": options.rows, "machine": describe_machine()}
+    report["hand_over_ms"] = hand_over_ms(options.rows)
+    print(f"a hand-over takes {report['hand_over_ms']} ms")
     runs.finish(report | {"versions": installed_versions(), "rows": rows}, options.output)
 
 
@@ -64,7 +68,7 @@ def measure(filters: dict[str, Any], drawn: list[NDArray[np.float32]], count: in
     config = GenerationConfig(temperature=0.8, seed=1, **filters)
     ready, bare = TokenChooser(config), TokenChooser(config)
     bare.choose(drawn[0], 0, None)
-    is_row = not filters or bare.draws_ahead
+    is_row = not filters or bare.draws_noise
     choose_ms, both_ms = [], []
     for number in range(count):
         logits, position = drawn[number % len(drawn)], 1 + number
@@ -81,6 +85,15 @@ def measure(filters: dict[str, Any], drawn: list[NDArray[np.float32]], count: in
         "both_least": round(min(both_ms), 3),
         "whole_row": is_row,
     }
+
+
+def hand_over_ms(count: int) -> float:
+    """How much longer a job of half a millisecond takes on the device's thread."""
+    worker, by_way = DeviceWorker("measured", is_lent=True), list[float]()
+    for way in (worker.submit, worker.perform):
+        by_way.append(median(milliseconds(lambda: way(lambda: sleep(5e-4)).wait(1.0)) for _ in range(count)))  # noqa: B023
+    worker.close()
+    return round(by_way[0] - by_way[1], 3)
 
 
 def milliseconds(call: Callable[[], object]) -> float:

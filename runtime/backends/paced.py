@@ -14,16 +14,14 @@ from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     DraftModel,
     DraftSession,
-    ExitGuesses,
     HeadGuesses,
     Kept,
     RowBlock,
     TargetModel,
-    TargetOutput,
     TargetSession,
     TipGuesses,
 )
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Span, TargetOutput
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -126,13 +124,14 @@ class PacedTarget(TargetSession):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
         """Run a head, which takes its share of what the pass takes."""
         started = perf_counter()
         ms = self._pace.head_ms(self.heads[kind].read_share, len(tokens), is_prompt=self._is_prompt)
         with ledger.time("target", "head"):
-            guesses = self._session.guess(kind, tokens, start, noise=noise, ledger=Ledger())
+            guesses = self._session.guess(kind, tokens, start, noise=noise, rows=rows, ledger=Ledger())
             wait_until(started + ms / 1e3)
         return guesses
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
+from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.lookup import Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Beside, Found, FreeRows, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance
+from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -29,6 +29,7 @@ class _Choice:
         is_trial: whether it did not seem to pay.
         is_unjudged: whether nobody could say what it is worth.
         is_repeat: whether the text has said it before.
+        looked_at: when somebody began to look for it.
         drafted_s, read_s: seconds that the target waited for it, and those of them for reading the text.
         free_guess: what plain decoding would have guessed.
     """
@@ -38,9 +39,14 @@ class _Choice:
     is_trial: bool = False
     is_unjudged: bool = False
     is_repeat: bool = False
+    looked_at: float = 0.0
     drafted_s: float = 0.0
     read_s: float = 0.0
     free_guess: NDArray[np.int64] = field(default_factory=lambda: NO_TOKENS)
+
+
+_ASLEEP = _Choice(is_plain=True)
+"""Nobody has looked for a window."""
 
 
 class _Begun(NamedTuple):
@@ -63,13 +69,12 @@ class AutoSource(WindowSource):
         serial: SerialSource,
         drafting: SerialSource | MirrorSource,
         repeats: Repeats,
-        free_rows: FreeRows,
         known: PairKnowledge,
         heads: Sequence[HeadArm] = (),
     ) -> None:
         """Draft with `drafting`, which is `serial` or falls back to it, or have `heads` guess."""
         self.name = "plain"
-        self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
+        self._serial, self._drafting, self._repeats = serial, drafting, repeats
         self._known, self._account, self._heads = known, Account(known), heads
         self._is_in_step = False
         self._num_read: int | None = None
@@ -147,7 +152,15 @@ class AutoSource(WindowSource):
         return found + sorted(due, key=lambda head: -head.known.since)[:1]
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
-        """The worthiest window."""
+        """The worthiest window, where one is looked for."""
+        attention = self._known.attention
+        if attention.left > 0 and self._choice.is_plain and not self._is_in_step:
+            attention.sleep(1 + acceptance.num_right)
+            self._choice = _ASLEEP
+            return Found(self._repeats.free_rows.guess())
+        if attention.slept:
+            self._account.count(attention.slept)
+            attention.slept = 0
         if self._choice.is_unjudged:  # nobody could say what the window was worth: now it shows
             self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._choice.is_trial)
         self._account.verified(acceptance.num_right)
@@ -160,9 +173,11 @@ class AutoSource(WindowSource):
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
-        self._choice = _Choice()
+        self._choice, num_tokens = _Choice(looked_at=self._request.ledger.now()), self._request.num_tokens
         if not self._request.window_limit():
             return self._decline(done)
+        if account.is_quiet(num_tokens) and not self._is_in_step:
+            return self._repeat(done, 0.0) or self._decline(done)
         is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
         can_draft = not is_slowing and self._draft.is_ready()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
@@ -179,6 +194,8 @@ class AutoSource(WindowSource):
         self._choice.is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
         if not self._choice.is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
             return self._head_window(done, head, speed)
+        if not self._choice.is_trial and worth <= 0:  # neither draft nor head pays, nor will they at once
+            account.be_quiet(num_tokens)
         repeated = None if self._choice.is_trial else self._repeat(done, max(worth, 0.0))
         if repeated is not None:
             return repeated
@@ -190,8 +207,7 @@ class AutoSource(WindowSource):
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
-        has_gaps = done is not None and (done.inflight.num_again or done.acceptance.aside)
-        if self._request.num_beside or has_gaps:  # others' passes would wait for it; its rows are not the pass's first
+        if self._request.num_beside:  # others' passes would wait for it
             return None
         best, place = None, None if done is None else done.inflight.head
         for head in self._heads:
@@ -211,7 +227,7 @@ class AutoSource(WindowSource):
 
     def _read_along(self, done: Verified | None) -> None:
         """Heads that have read the prompt go on reading until plain decoding is known."""
-        if done is None or done.inflight.num_again or done.acceptance.aside:
+        if done is None:
             return
         before = self._request.ledger.drafted_s
         for head in self._heads:
@@ -228,7 +244,7 @@ class AutoSource(WindowSource):
         repeated = None if is_trial else self._repeat(done, max(self._worth_of(head, speed), 0.0))
         if repeated is not None:
             return repeated
-        self._choice.head, self._choice.free_guess = head, self._free_rows.guess()
+        self._choice.head, self._choice.free_guess = head, self._repeats.free_rows.guess()
         self._choice.is_plain = not len(found.window)
         self._keep_in_step(done, found.window)
         return found
@@ -249,7 +265,7 @@ class AutoSource(WindowSource):
     def _decline(self, done: Verified | None) -> Found:
         """Plain decoding: no window but what free rows hold."""
         self._choice.is_plain = True
-        window = self._free_rows.guess()
+        window = self._repeats.free_rows.guess()
         self._keep_in_step(done, window)
         return Found(window)
 
@@ -265,7 +281,7 @@ class AutoSource(WindowSource):
     def _draft_window(self, done: Verified | None) -> Found:
         ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
         num_missing = self._num_missing
-        self._choice.free_guess = self._free_rows.guess()
+        self._choice.free_guess = self._repeats.free_rows.guess()
         if windows is not None:
             windows.budget = self._account.trial_budget if self._choice.is_trial else self._account.credit
         before = ledger.drafted_s
@@ -290,7 +306,8 @@ class AutoSource(WindowSource):
 
     def observe(self, step: StepRecord) -> None:
         """Learn from the step."""
-        if self._draft.is_preparing:  # a step beside a compiler teaches nothing
+        choice, known = self._choice, self._known
+        if self._draft.is_preparing or choice is _ASLEEP:  # a step beside a compiler teaches nothing
             return
         windows, of_head = self._request.windows, self._begun.head
         for head in self._heads:
@@ -302,18 +319,21 @@ class AutoSource(WindowSource):
             self._serial.observe(step)
         if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
             return
-        is_plain, seconds = step.method == "plain", step.own_seconds - self._choice.drafted_s
+        is_plain, seconds = step.method == "plain", step.own_seconds - choice.drafted_s
         now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
-        drafted_s = 0.0 if self._choice.head is not None else self._choice.drafted_s - self._choice.read_s
+        drafted_s = 0.0 if choice.head is not None else choice.drafted_s - choice.read_s
         if of_head is not None or self._begun.is_repeat:
             self._account.observe_step_of_another(drafted_s, num_tokens)
         else:
             self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
-        if windows is not None and self._known.is_plain_known:
-            slowdown = self._known.plain_seconds / windows.pass_seconds(1)
+        if windows is not None and known.is_plain_known:
+            slowdown = known.plain_seconds / windows.pass_seconds(1)
             for one in (windows, *(head.source.windows for head in self._heads)):
                 if one is not None:
                     one.slowdown = slowdown
+        gain = 0.0 if is_plain else num_tokens - step.own_seconds * known.plain_speed
+        looking = self._request.ledger.now() - choice.looked_at - choice.drafted_s
+        known.attention.observe(num_tokens, gain, looking, known.plain_speed)
 
     def _plain_seconds_now(self, step: StepRecord) -> float:
         """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
@@ -322,7 +342,7 @@ class AutoSource(WindowSource):
             return 0.0
         spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
         pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
-        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))
+        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window + step.num_siblings))
 
     def close(self) -> None:
         """Leave nothing running."""

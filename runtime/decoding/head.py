@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import HeadGuesses
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Found, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance, RowReader, TargetLink
+from mirrorsd.runtime.decoding.links import TargetLink
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, RowReader, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, learn, with_siblings
 from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge
+from mirrorsd.runtime.policy.siblings import Known, SiblingChooser
 from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
@@ -59,8 +61,10 @@ class HeadLink:
         is_wanted = self._remembers or stop == request.num_tokens - 1
         return self.guess(request, start, stop) if is_wanted else None
 
-    def guess(self, request: Request, start: int, stop: int) -> HeadGuesses | None:
-        """Read rows `start .. stop - 1` of the text, with which the target's last pass began.
+    def guess(
+        self, request: Request, start: int, stop: int, rows: NDArray[np.int64] | None = None
+    ) -> HeadGuesses | None:
+        """Read rows `start .. stop - 1` of the text, which are `rows` of the target's last pass: by itself the first.
 
         Returns:
             What may follow the token at `stop`, which the target has not read yet; None if the head fails.
@@ -74,7 +78,7 @@ class HeadLink:
             return None
         try:
             noise = noise_behind(request.chooser, stop + 1, (self.length, self._target.vocab_size))
-            found = self._target.guess(request, self.kind, start, text[start + 1 :], noise)
+            found = self._target.guess(request, self.kind, start, text[start + 1 :], noise, rows)
         except DeviceError as error:
             request.raise_if_cancelled()
             self._give_up(str(error))
@@ -129,12 +133,16 @@ class HeadSource(WindowSource, RowReader):
 
     Attributes:
         name: the head's kind.
+        link: the head.
         windows: what cuts its windows; None leaves them as long as they come.
     """
 
-    def __init__(self, request: Request, head: HeadLink, windows: WindowLength | None) -> None:
-        self.name, self.windows = head.kind, windows
-        self._request, self._head = request, head
+    def __init__(
+        self, request: Request, head: HeadLink, windows: WindowLength | None, siblings: SiblingChooser | None = None
+    ) -> None:
+        """Where there are `siblings`, some of the head's other candidates stand beside each window."""
+        self.name, self.windows, self._siblings = head.kind, windows, siblings
+        self._request, self.link = request, head
         self._first: HeadGuesses | None = None
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
@@ -144,7 +152,7 @@ class HeadSource(WindowSource, RowReader):
 
     def first_window(self) -> NDArray[np.int64]:
         """What it guesses behind the prompt, which it has read."""
-        return self._window(self._first)
+        return self._window(self._first)[0]
 
     @property
     def has_guessed(self) -> bool:
@@ -152,42 +160,48 @@ class HeadSource(WindowSource, RowReader):
         return self._first is not None
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
-        return self._head.num_read(tokens)
+        return self.link.num_read(tokens)
 
     def read(self, start: int, stop: int) -> None:
-        self._first = self._head.read(self._request, start, stop)
+        self._first = self.link.read(self._request, start, stop)
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """What the head guesses from the accepted rows; it reads them also where a form says how the text goes on."""
         request = self._request
         if not request.window_limit():
             return Found()
-        stop = inflight.head + acceptance.num_accepted + 1
+        stop = inflight.head + acceptance.num_right + 1
         with request.ledger.time("host", "exposed"):
             asked, queued_s = request.ledger.now(), request.ledger.queued_s
-            found = self._head.guess(request, inflight.head, stop)
+            found = self.link.guess(request, inflight.head, stop, inflight.rows_of(acceptance))
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
         constraint = request.chooser.mask
         forced = constraint.forced(request.window_limit()) if constraint is not None else NO_TOKENS
-        return Found(forced, "forced") if len(forced) >= FEWEST_FORCED else Found(self._window(found), "fresh")
+        if len(forced) >= FEWEST_FORCED:
+            return Found(forced, "forced")
+        window, known = self._window(found)
+        return with_siblings(Found(window, "fresh"), known, self._siblings, request)
 
-    def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
-        """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""
+    def _window(self, found: HeadGuesses | None) -> tuple[NDArray[np.int64], Known | None]:
+        """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time.
+
+        Beside it, what it was cut from.
+        """
         request, lengths, constraint = self._request, self.windows, self._request.chooser.mask
         window = NO_TOKENS if found is None else found.ids[: request.window_limit(), 0]
         if constraint is not None:
             window = window[: constraint.num_allowed(window)]
         if lengths is None or found is None or not len(window):
-            return window
+            return window, None
         count = len(window)
         positions = np.arange(request.num_tokens, request.num_tokens + count)
-        scores = request.chooser.rank(found.ids[:count], found.logprobs[:count], positions)
-        return window[: lengths.cut(shares_of(scores), count, count)]
+        ids, logprobs = found.ids[:count], found.logprobs[:count]
+        known = Known(shares_of(request.chooser.rank(ids, logprobs, positions)), count, [*ids], [*logprobs])
+        return window[: lengths.cut(known.shares, count, count)], known
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""
-        if self.windows is not None:
-            self.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+        learn(step, self.windows, self._siblings)
 
 
 class HeadArm(RowReader):
@@ -202,12 +216,11 @@ class HeadArm(RowReader):
         lost: tokens that its windows have cost this text more than they brought.
     """
 
-    def __init__(self, source: HeadSource, link: HeadLink, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
+    def __init__(self, source: HeadSource, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
         self.source, (self.known, self._lengths) = source, known
-        self._link = link
-        windows = source.windows
+        self._link, windows = source.link, source.windows
         if not self.known.draft_seconds and windows is not None:
-            self.known.draft_seconds = link.read_share * windows.pass_seconds(1)
+            self.known.draft_seconds = self._link.read_share * windows.pass_seconds(1)
         self.lost = self._promised = 0.0
         self._is_read = self._is_trial = False
 
@@ -241,11 +254,11 @@ class HeadArm(RowReader):
 
     def verified(self, inflight: InFlight, acceptance: Acceptance, speed: float, drafted_seconds: float) -> None:
         """Its window was verified."""
-        windows, num_right = self.source.windows, acceptance.num_accepted
+        windows, num_right = self.source.windows, acceptance.num_right
         rows = 0.0
         if windows is not None:
-            more = windows.pass_seconds(1 + len(inflight.window)) - windows.pass_seconds(1)
-            rows = speed * windows.slowdown * more
+            num_rows = 1 + len(inflight.window) + len(inflight.siblings.tokens)
+            rows = speed * windows.slowdown * (windows.pass_seconds(num_rows) - windows.pass_seconds(1))
         if drafted_seconds:
             self.known.observe_drafting(drafted_seconds, 0)
         self.known.observe_head(num_right, rows, self._promised, is_trial=self._is_trial)

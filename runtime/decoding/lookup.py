@@ -6,17 +6,17 @@ How good such a guess is depends on how long the two places agree, and is learne
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, FreeRows, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import FreeRows
 from mirrorsd.texts.config import LONGEST_WINDOW
 
 
 class Repeats:
-    """What the text has said before, where that is worth more than a window of the draft."""
+    """What the text has said before, where that is worth more than a window of the draft, and else in `free_rows`."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, request: Request, row_group: int) -> None:
+        self._request, self.free_rows = request, FreeRows(request, row_group)
 
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""
@@ -39,7 +39,7 @@ class LookupSource(WindowSource):
     def __init__(self, request: Request, row_group: int) -> None:
         self._request = request
         most = row_group if request.windows is not None else 1 + request.speculation.gamma
-        self._repeats, self._free_rows = Repeats(request), FreeRows(request, most)
+        self._repeats = Repeats(request, most)
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         read_prompt()
@@ -52,7 +52,7 @@ class LookupSource(WindowSource):
 
     def _window(self) -> NDArray[np.int64]:
         repeat = self._repeats.offer(0.0)
-        return self._free_rows.guess() if repeat is None else repeat
+        return self._repeats.free_rows.guess() if repeat is None else repeat
 
     def observe(self, step: StepRecord) -> None:
         """What the text's speed makes of a row."""

@@ -10,19 +10,21 @@ from contextlib import suppress
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
 from mirrorsd.runtime.decoding.lookup import LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.protocol import Decoder, InFlight, Outcome
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.step import FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
+from mirrorsd.runtime.policy.windows import WindowLength
+from mirrorsd.runtime.turns import Turns, TurnTaker
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
@@ -168,10 +170,10 @@ def lookup_decoder(request: Request, target: TargetLink, known: Knowledge) -> St
 
 def head_decoder(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from a head."""
-    is_sampling = request.chooser.is_sampling
-    request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
+    source = _head_source(request, target, head, known)
+    request.windows = source.windows
     request.chooser.be_heard()
-    return StepDecoder(request, target, HeadSource(request, head, request.windows), head.kind)
+    return StepDecoder(request, target, source, head.kind)
 
 
 def decoder_with(
@@ -190,7 +192,7 @@ def decoder_with(
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
-    serial = SerialSource(request, draft, passes, _siblings(request, target, known))
+    serial = SerialSource(request, draft, passes, _siblings(request, target, request.windows))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner)
     if method == "serial":
@@ -199,22 +201,87 @@ def decoder_with(
         return StepDecoder(request, target, mirror, method)
     pair = known.pairs[is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
-    arms = [_arm(request, head, known) for head in heads]
+    sources = [_head_source(request, target, head, known) for head in heads]
+    arms = [HeadArm(source, known.head(source.name, is_sampling=is_sampling)) for source in sources]
     drafting = mirror if is_overlapping else serial
-    source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
+    source = AutoSource(serial, drafting, Repeats(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
 
 
-def _siblings(request: Request, target: TargetLink, known: Knowledge) -> SiblingChooser | None:
-    """What chooses guesses beside the draft's windows; None where they are not wanted, or cannot be weighed or run."""
-    most, windows = request.speculation.siblings, request.windows
+def _siblings(request: Request, target: TargetLink, windows: WindowLength | None) -> SiblingChooser | None:
+    """What chooses guesses beside windows; None where they are not wanted, or cannot be weighed or run."""
+    most = request.speculation.siblings
     if not most or windows is None or not target.takes_trees:
         return None
-    return SiblingChooser(request.chooser, windows, known.lengths[request.chooser.is_sampling], most)
+    return SiblingChooser(request.chooser, windows, most)
 
 
-def _arm(request: Request, head: HeadLink, known: Knowledge) -> HeadArm:
-    """A head among the sources of `auto`."""
+def _head_source(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> HeadSource:
+    """Windows from a head, with siblings."""
     is_sampling = request.chooser.is_sampling
     windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
-    return HeadArm(HeadSource(request, head, windows), head, known.head(head.kind, is_sampling=is_sampling))
+    return HeadSource(request, head, windows, _siblings(request, target, windows))
+
+
+class SeatedDecoder(Decoder, TurnTaker):
+    """Takes the session's turn for every step; where another request had the caches meanwhile, it starts over.
+
+    Starting over reads the text so far into the caches again, and changes no token.
+
+    Attributes:
+        name: the method that runs.
+        draft_failure: why the draft was given up, if it was.
+    """
+
+    def __init__(self, request: Request, seat: Seat, turns: Turns) -> None:
+        self.request, self.name = request, str(request.config.method)
+        self.draft_failure: str | None = None
+        self._seat, self._turns = seat, turns
+        self._decoder: Decoder | None = None
+        self._is_replaying = False
+
+    def start(self) -> InFlight:
+        self._seat.check_reachable()
+        try:
+            self._turns.take(self)
+            return self._begin()[1]
+        finally:
+            self._turns.pause(self)
+
+    def step(self, inflight: InFlight) -> Outcome:
+        self._seat.check_reachable()
+        try:
+            is_unchanged = self._turns.take(self)
+            decoder = self._decoder
+            is_replayed = self._is_replaying and not self.request.num_to_replay
+            if decoder is None or not is_unchanged or is_replayed:  # from here on its own method takes over
+                num_reused = self.request.num_reused
+                decoder, inflight = self._begin()
+                self.request.num_reused = num_reused
+            outcome = decoder.step(inflight)
+            self.draft_failure = self.draft_failure or self._seat.draft_failure
+            self._turns.check(self)
+            return outcome
+        finally:
+            self._turns.pause(self)
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request, and the turn to the next one."""
+        if not self._seat.is_forked:
+            self._turns.retire(self)
+
+    def leave(self) -> None:
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.close()
+
+    def raise_if_unwanted(self) -> None:
+        self.request.raise_if_cancelled()
+
+    def _begin(self) -> tuple[Decoder, InFlight]:
+        request = self.request
+        self._is_replaying = request.num_to_replay > 0
+        decoder = self._decoder = self._seat.decoder(request, request.config.method)
+        if not self._is_replaying:
+            self.name = decoder.name
+        return decoder, decoder.start()

@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from mirrorsd.runtime.backends.protocol import Overdue, Result, TargetBatch, TargetOutput, TargetPass, Ticket
-from mirrorsd.runtime.ledger import TIME_MEMORY
+from mirrorsd.runtime.backends.protocol import TargetBatch
+from mirrorsd.runtime.ledger import TIME_MEMORY, Overdue, Result, TargetOutput, TargetPass, Ticket
 from mirrorsd.texts.config import SpeculationConfig
 
 _WAIT_SHARE = 0.5
@@ -27,9 +26,7 @@ _WAIT_SHARE = 0.5
 _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
 _FIRST_CHUNK = 8
-"""Rows of a prompt. The first counts for a few passes only."""
-_MOST_TIMES = 2.0
-"""What a pass with rows of a prompt may take, over one without: texts stand still for no more than a step."""
+"""Rows of a prompt. The first counts for a few passes only, and there are no fewer: they cost less than any pass."""
 
 
 class Entry(NamedTuple):
@@ -59,13 +56,15 @@ class Company:
     Attributes:
         batch: runs their rows together.
         chunk_rows: rows of a prompt that ride along in a pass, so many that it takes up to twice as long. What they
-            cost depends on how long their text is already, so it is learned from every such pass.
+            cost depends on how long their text is already, so it is learned from every such pass, over what one of as
+            many texts takes without them.
     """
 
     def __init__(self, batch: TargetBatch) -> None:
         self.batch, self.chunk_rows = batch, _FIRST_CHUNK
         self._members: dict[object, _Member] = {}
-        self._seconds = 0.0
+        self._steps: dict[int, float] = {}
+        self._seconds = self._read_seconds = self._read_rows = 0.0
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
@@ -118,8 +117,8 @@ class Company:
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
         prompts = [len(entry.job.tokens) for entry in entries if entry.job.with_logits is None]
-        if self._seconds and 0 < len(prompts) < len(entries):
-            self._learn_chunk(seconds / self._seconds, sum(prompts) / len(prompts))
+        if self._steps and 0 < len(prompts) < len(entries):
+            self._learn_chunk(seconds, len(entries) - len(prompts), prompts)
         readers = [entry.owner for entry in entries if entry.job.with_logits is None]
         self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
         return outputs
@@ -156,10 +155,15 @@ class Company:
         is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
         return min(most, self.chunk_rows) if is_one_written else most
 
-    def _learn_chunk(self, times: float, rows: float) -> None:
-        """A pass with so many rows of each prompt took so many times as long as those without."""
-        wanted = rows * (_MOST_TIMES - 1) / (times - 1) if times > 1 else inf
-        self.chunk_rows = int(min(max(wanted, self.chunk_rows / 2, 1), 2 * self.chunk_rows, _MOST_CHUNK))
+    def _learn_chunk(self, seconds: float, num_written: int, prompts: Sequence[int]) -> None:
+        """A pass of so many texts, and so many rows of each prompt beside them, took so long."""
+        step = self._steps[min(self._steps, key=lambda number: abs(number - num_written))]
+        if not self._read_rows:  # as if so few had taken a step
+            self._read_seconds, self._read_rows = step, _FIRST_CHUNK
+        self._read_seconds = TIME_MEMORY * self._read_seconds + min(max(seconds - step, 0.0), 2 * step)
+        self._read_rows = TIME_MEMORY * self._read_rows + sum(prompts)
+        wanted = self._read_rows * step / self._read_seconds / len(prompts)
+        self.chunk_rows = int(min(max(wanted, _FIRST_CHUNK), 2 * self.chunk_rows, _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
@@ -172,9 +176,10 @@ class Company:
 
         `readers` are those of them whose prompts were read.
         """
-        now, known = perf_counter(), self._seconds
+        now = perf_counter()
         if seconds:
-            self._seconds = TIME_MEMORY * known + (1 - TIME_MEMORY) * seconds if known else seconds
+            known = self._steps.get(len(owners), seconds)
+            self._seconds = self._steps[len(owners)] = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
         for owner in owners:
             member = self._members.setdefault(owner, _Member(now, is_prompt=False))
             member.ended, member.is_reading = now, owner in readers

@@ -8,17 +8,15 @@ Expectations may be wrong, so every text also has a credit, in tokens. What it r
 decoding goes in or out, and a small share of every token that was decoded plainly goes in. Where the credit does not
 cover the next step, decoding goes on plainly. So the loss on any text is bounded by what it begins with and that share.
 
-What is known about a pair of models on their devices is here too: by measurements, and by what texts have taught.
+What texts have taught about a pair's sources is here too.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
-from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY, PlainPace
-from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
-from mirrorsd.texts.config import SpeculationConfig
+from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY, Estimate
+from mirrorsd.runtime.policy.pace import PlainPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,38 @@ class Constants:
 _BY = Constants()
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
+
+
+class Attention:
+    """When `auto` looks for windows at all: looking takes time, too, which counts where steps are short.
+
+    Where it costs more than `trial_share` of plain decoding, and than what windows have gained lately, nobody looks
+    for a while.
+
+    Attributes:
+        left: tokens until somebody looks again.
+        slept: tokens since somebody did.
+    """
+
+    def __init__(self) -> None:
+        self.left = self.slept = self._num_looked = 0
+        self._pause, self._gained, self._looking = _BY.first_pause, 1.0, Estimate()
+
+    def sleep(self, num_tokens: int) -> None:
+        """So many tokens more for which nobody looks."""
+        self.left -= num_tokens
+        self.slept += num_tokens
+
+    def observe(self, num_tokens: int, gain: float, seconds: float, speed: float) -> None:
+        """Learn from a step of so many tokens, which has gained so many over plain decoding; looking took `seconds`."""
+        self._gained = _BY.memory * self._gained + (1 - _BY.memory) * max(gain, -1.0)
+        self._looking.observe(seconds)
+        self._num_looked += num_tokens
+        if (self._looking.seconds or 0.0) * speed <= max(self._gained, _BY.trial_share):
+            self._pause = _BY.first_pause
+        elif self._num_looked >= _BY.first_pause:
+            self.left, self._num_looked = self._pause, 0
+            self._pause = min(3 * self._pause, _BY.head_pause)
 
 
 class SourceKnowledge:
@@ -118,6 +148,7 @@ class PairKnowledge(SourceKnowledge):
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
         heads: the same of windows that heads guess, by their kind.
+        attention: whether windows are looked for.
     """
 
     def __init__(self) -> None:
@@ -126,6 +157,7 @@ class PairKnowledge(SourceKnowledge):
         self.plain_seconds = 0.0
         self.plain_tokens = 1.0
         self.heads: dict[str, SourceKnowledge] = {}
+        self.attention = Attention()
         self._num_plain = 0
         self._pace = PlainPace()
 
@@ -192,53 +224,6 @@ class PairKnowledge(SourceKnowledge):
         self.plain_seconds = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
 
 
-@dataclass(slots=True, kw_only=True)
-class Knowledge:
-    """What is known about a pair of models on their devices, and what texts have taught about it.
-
-    Attributes:
-        root_scores: how likely roots are, for this pair.
-        target_ms: what the target's pass takes, by rows; empty while nobody knows.
-        lengths: what texts have taught about windows, by whether they are sampled.
-        lengths_of_heads: the same of windows that a head guesses, by its kind too.
-        pairs: what texts have taught about drafting at all, by whether they are sampled.
-        is_tuned: whether `tune` has found the settings for them.
-    """
-
-    root_scores: RootScores = field(default_factory=RootScores)
-    target_ms: Curve = ()
-    lengths: dict[bool, LearnedLengths] = field(
-        default_factory=lambda: {False: LearnedLengths(), True: LearnedLengths()}
-    )
-    lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
-    pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
-    is_tuned: bool = False
-
-    @property
-    def does_drafting_pay(self) -> bool:
-        """Whether windows of the draft are known to be worth more than the target's waiting: settings count then."""
-        accounts = [(Account(pair), pair.plain_speed) for pair in self.pairs.values() if pair.is_plain_known]
-        return any(account.worth_of_drafting(speed, is_ready=False) > 0 for account, speed in accounts)
-
-    def windows(self, speculation: SpeculationConfig, *, is_sampling: bool, head: str = "") -> WindowLength | None:
-        """What cuts the windows of a request, if it wants that and the target's times are known.
-
-        They are the draft's windows, or those of a `head` of that kind.
-        """
-        if not self.target_ms or speculation.window == "full":
-            return None
-        padded = speculation.pad_rows_to
-        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
-        weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        learned = self.head(head, is_sampling=is_sampling)[1] if head else self.lengths[is_sampling]
-        return WindowLength(target_ms, weights.accept, learned)
-
-    def head(self, kind: str, *, is_sampling: bool) -> tuple[SourceKnowledge, LearnedLengths]:
-        """What texts have taught about a head and its windows."""
-        source = self.pairs[is_sampling].heads.setdefault(kind, SourceKnowledge())
-        return source, self.lengths_of_heads.setdefault((kind, is_sampling), LearnedLengths())
-
-
 class Account:
     """What one text may spend, and what drafting is worth in it.
 
@@ -257,7 +242,16 @@ class Account:
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
-        self._num_plain = 0
+        self._num_plain = self._quiet_until = 0
+
+    def be_quiet(self, num_tokens: int) -> None:
+        """Of a text of so many tokens: neither draft nor head pays, which is looked at again a few tokens on."""
+        left = self._pause - self._since
+        self._quiet_until = num_tokens + (min(left, _BY.first_pause) if left > 0 else _BY.first_pause)
+
+    def is_quiet(self, num_tokens: int) -> bool:
+        """Whether it was looked at just before."""
+        return num_tokens < self._quiet_until
 
     @property
     def trial_budget(self) -> float:
@@ -345,7 +339,7 @@ class Account:
         if self._tried is not None:
             self._settle_trial(num_right)
 
-    def _count(self, num_tokens: int) -> None:
+    def count(self, num_tokens: int) -> None:
         """So many tokens more without a window of the draft, as far as is known."""
         self._since += num_tokens
         self._known.since += num_tokens
@@ -355,7 +349,7 @@ class Account:
 
         Heads settle for themselves; how good repeats are is learned from every token, whether they are verified or not.
         """
-        self._count(num_tokens)
+        self.count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 
     def observe_step(
@@ -365,7 +359,7 @@ class Account:
 
         `plain_seconds` are what a plain step would have taken just then; lately, where nobody knows.
         """
-        self._count(num_tokens)
+        self.count(num_tokens)
         known = self._known
         speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:

@@ -1,8 +1,9 @@
-"""Guesses beside a window: other tokens that the draft holds for likely at its places, so that the pass checks a tree.
+"""Guesses beside a window: other tokens that are likely at its places, so that the pass checks a tree.
 
-A window says one token for each place. Where it is wrong, the pass ends there, though the draft often knew the right
-token as its second or third. Such a token stands in a row of its own, beside the window: if it is the target's choice,
-its row says one token more. It costs a row, so that it pays where rows are nearly free. Changes no token.
+A window says one token for each place. Where it is wrong, the pass ends there, though the draft or head that made it
+often knew the right token as its second or third. Such a token stands in a row of its own, beside the window: if it is
+the target's choice, its row says one token more. It costs a row, so that it pays where rows are nearly free. Changes no
+token.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
+from mirrorsd.runtime.policy.windows import Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _WORTH = 0.5
@@ -34,8 +35,17 @@ class Siblings(NamedTuple):
 NO_SIBLINGS = Siblings(_NONE, _NONE)
 
 
+def pass_parents(num_again: int, num_chained: int, siblings: Siblings) -> NDArray[np.int64]:
+    """The row that each row of a pass follows: the first `num_chained` each other, siblings those of the window.
+
+    >>> pass_parents(1, 4, Siblings(np.array([7, 8]), np.array([0, 1]))).tolist()
+    [-1, 0, 1, 2, 1, 2]
+    """
+    return np.concatenate([np.arange(-1, num_chained - 1), num_again + siblings.parents])
+
+
 class Known(NamedTuple):
-    """What the draft thinks at a window's places.
+    """What a draft or a head thinks at a window's places.
 
     `shares` and `num_main` are those of `WindowLength.cut`; entry `t` of `ids` and `logprobs` (`[m]` each) are
     candidates for window token `t`.
@@ -50,15 +60,16 @@ class Known(NamedTuple):
 class SiblingChooser:
     """Chooses siblings for the windows of one request, at most `most` for each."""
 
-    def __init__(self, chooser: TokenChooser, length: WindowLength, learned: LearnedLengths, most: int) -> None:
-        self._chooser, self._length, self._learned, self._most = chooser, length, learned, most
+    def __init__(self, chooser: TokenChooser, length: WindowLength, most: int) -> None:
+        self._chooser, self._length, self._most = chooser, length, most
         self._expected = 0.0
 
     def choose(self, window: NDArray[np.int64], known: Known, first: int, room: int) -> Siblings:
         """Those that are worth more than their rows, for a window whose first token stands at position `first`.
 
         Their chance is that of the window up to there, times that of its next token being wrong, times the token's
-        share among the others. How often such chances come true is learned.
+        share among the others. How often such chances come true is learned. What they
+        promise is added to the window's worth.
         """
         self._expected = 0.0
         count = min(len(window), len(known.ids))
@@ -66,9 +77,11 @@ class SiblingChooser:
             return NO_SIBLINGS
         offers = self._offers(window[:count], known, first)[: min(self._most, room)]
         costs = self._length.row_costs(len(window), len(offers))
-        worth = _WORTH * self._learned.siblings.value
-        taken = [offer for offer, cost in zip(offers, costs, strict=False) if offer[0] * worth > cost]
+        worth = _WORTH * self._length.learned.siblings.value
+        gains = [offer[0] * worth - cost for offer, cost in zip(offers, costs, strict=False)]
+        taken = [offer for offer, gain in zip(offers, gains, strict=False) if gain > 0]
         self._expected = sum(chance for chance, _, _ in taken)
+        self._length.worth += sum(gain for gain in gains if gain > 0)
         return Siblings(
             np.array([token for _, token, _ in taken], dtype=np.int64),
             np.array([row for _, _, row in taken], dtype=np.int64),
@@ -93,5 +106,5 @@ class SiblingChooser:
     def observe(self, *, was_right: bool) -> None:
         """Learn whether one of the siblings chosen last was right."""
         if self._expected:
-            self._learned.siblings.observe(float(was_right), self._expected)
+            self._length.learned.siblings.observe(float(was_right), self._expected)
             self._expected = 0.0

@@ -153,6 +153,7 @@ class WindowLength:
     """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast.
 
     Attributes:
+        learned: what texts have taught about such windows.
         slowdown: how many times longer passes take now than was measured.
         num_beside: conversations that share the passes: all of them wait for a guessed row.
         budget: tokens that the passes of the draft for a window may cost in all; `auto` says so, nobody else minds.
@@ -166,7 +167,7 @@ class WindowLength:
         """
         self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, LONGEST_WINDOW + 3)]
         self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
-        self._weights, self._learned = weights, learned
+        self._weights, self.learned = weights, learned
         self._acceptance_rate = AcceptanceRate()
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
@@ -210,23 +211,24 @@ class WindowLength:
             few *= 2
         whole = reach(2 * limit + 1)
         worths = self._worths(whole[:limit])
-        if max(worths) <= least:
-            return 0
-        return int((worths + self._worths_after(whole, len(worths) - 1)).argmax())
+        return self._split_repeat(whole, worths) if max(worths) > least else 0
 
-    def _worths_after(self, reach: Sequence[float], limit: int) -> NDArray[np.float64]:
-        """`[limit + 1]`: what the next step's window of a repeat is worth, if `0 ..` tokens are verified in this one.
+    def _split_repeat(self, reach: Sequence[float], worths: Sequence[float]) -> int:
+        """How many tokens of a repeat to verify now, if the step after it goes on with what is left.
 
         The target's own token is one more of the repeat then: with `n` right tokens, the next window begins behind
-        `n + 1`.
+        `n + 1`. It is worth no more than all that are left would be without their rows, which rules most `n` out.
         """
-        right = np.array(reach[: 2 * limit + 1])
-        summed = np.concatenate([[0.0], np.cumsum(right)])
-        behind, more = np.arange(1, limit + 2)[:, None], np.arange(limit + 1)[None, :]
-        costs = -np.array(self._worths([0.0] * limit))
-        gained = (summed[behind + more] - summed[behind]) / right[behind - 1] - costs
-        after: NDArray[np.float64] = right[: limit + 1] * gained.max(axis=1)
-        return after
+        limit, left = len(worths) - 1, sum(reach)
+        costs = [-worth for worth in self._worths([0.0] * limit)]
+        best, length = -inf, 0
+        for count, (worth, right) in enumerate(zip(worths, reach, strict=False)):
+            left -= right
+            if worth + left > best:
+                behind = accumulate(reach[count + 1 : count + 1 + limit], initial=0.0)
+                worth += max(map(sub, behind, map(right.__mul__, costs)))
+                best, length = (worth, count) if worth > best else (best, length)
+        return length
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
@@ -240,14 +242,14 @@ class WindowLength:
         value = max(self._worths(reach))
         self._learn_gain(value)
         confirmed = reach[num_main - 1] if num_main else 1.0
-        loss = self.speed * seconds - self._learned.gains[passes].value * confirmed
+        loss = self.speed * seconds - self.learned.gains[passes].value * confirmed
         is_made = loss < 0 or self._is_tried(loss, confirmed)
         if is_made:
             self._awaited = (passes, value, confirmed)
         return is_made
 
     def _is_tried(self, loss: float, confirmed: float) -> bool:
-        learned = self._learned
+        learned = self.learned
         can_be_paid = confirmed >= _LEAST_CONFIRMED and loss <= learned.aside
         learned.aside -= loss if can_be_paid else 0.0
         return can_be_paid
@@ -256,12 +258,12 @@ class WindowLength:
         """A window is worth `value` tokens now: note what the pass that was thought worthwhile has added."""
         if self._awaited is not None:
             passes, before, confirmed = self._awaited
-            self._learned.gains[passes].observe(value - before, confirmed)
+            self.learned.gains[passes].observe(value - before, confirmed)
             self._awaited = None
 
     def observe(self, num_window: int, num_accepted: int, seconds: float, num_aside: int = 0) -> None:
         """Learn from a step of `seconds`: `num_accepted` of `num_window` tokens were right, `num_aside` beside."""
-        learned, num_tried = self._learned, min(num_accepted + 1, num_window)
+        learned, num_tried = self.learned, min(num_accepted + 1, num_window)
         if num_window == len(self._expected):
             for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
                 (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
@@ -277,13 +279,13 @@ class WindowLength:
     def speed(self) -> float:
         """Tokens per second of the text, lately; at least what plain decoding brings in this company."""
         plain_seconds = self.slowdown * self.pass_seconds(1 + self.num_beside)
-        return max(self._learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
+        return max(self.learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
         weights = self._weights
         constant = weights.constant + weights.rate * self._acceptance_rate.log_odds
         of_own, of_other, of_row = weights.by_draft, weights.other_by_draft, weights.row
-        main, stream = self._learned.main.value, self._learned.stream.value
+        main, stream = self.learned.main.value, self.learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):
             log_odds = constant + of_own * own + of_other * other + of_row * row / 10

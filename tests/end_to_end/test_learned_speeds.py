@@ -14,7 +14,7 @@ from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.runtime import loading
-from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper, Tuned
 
 CPU = load_device_map("cpu")

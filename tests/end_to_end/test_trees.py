@@ -11,7 +11,7 @@ from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.devices.inventory import cannot_take_trees
 from mirrorsd.devices.onnxruntime import device as onnx_device
-from mirrorsd.devices.onnxruntime.masked_graph import RowLayout
+from mirrorsd.devices.onnxruntime.masked_graph import MOST_APART, RowLayout, rows_apart
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -19,6 +19,7 @@ from mirrorsd.runtime import loading
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 
+KINDS = ("medusa", "eagle3", "streaming")
 FLAT = ((1.0, 10.0), (32.0, 10.1))
 TEXT = np.random.default_rng(3).integers(0, 64, 60)
 TREE = ([30, 31, 32, 7, 9, 11], [-1, 0, 1, 0, 1, 4])
@@ -90,6 +91,64 @@ def test_texts_are_those_of_plain_decoding(
                 assert found.token_ids == expected.token_ids
                 num_siblings += sum(step.num_siblings for step in found.steps)
     assert num_siblings or form
+
+
+def test_rounding_is_far_from_what_is_refused(tiny_bundle: Path) -> None:
+    assert rows_apart(open_session(tiny_bundle, takes_trees=True)) < MOST_APART / 3
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4, "top_k": 20}])
+@pytest.mark.parametrize("form", [{}, {"repetition_penalty": 1.2}, {"regex": "[a-z ]{0,60}"}])
+def test_texts_of_heads_with_siblings_are_those_of_plain_decoding(
+    headed_bundle: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], form: Any
+) -> None:
+    monkeypatch.setattr(loading, "cannot_take_trees", lambda *_: "")
+    config = GenerationConfig(max_new_tokens=40, ignore_eos="regex" not in form, **settings, **form)
+    steps = []
+    with MirrorPipeline.load(headed_bundle[0], device_map="cpu", speculation={"siblings": 8}, use_tuned=False) as pipe:
+        pipe.engine.known.target_ms = FLAT
+        for prompt in ("a fox", "once upon a time there was"):
+            expected = pipe.generate(prompt, config=config, method="plain").token_ids
+            for method in (*KINDS, "auto"):
+                found = pipe.generate(prompt, config=config, method=method)
+                assert found.token_ids == expected, method
+                steps += found.steps
+    assert sum(step.num_siblings for step in steps) > 40 or form
+    assert sum(step.num_aside for step in steps) or form
+
+
+def test_a_head_reads_the_rows_of_a_tree_that_are_text(headed_bundle: tuple[Path, list[int]]) -> None:
+    """Where a sibling is right, the same guesses as where it was the window; behind a row that is fed again, too."""
+    manifest = read_bundle(headed_bundle[0])
+    tokens, parents = tree_of_text(), np.array(TREE[1])
+    for kind in KINDS:
+        tree, chain = (
+            OnnxTargetModel(
+                headed_bundle[0], manifest.target, TargetPlacement(), heads=manifest.heads, takes_trees=takes
+            ).new_session()
+            for takes in (True, False)
+        )
+        path = np.array([0, 1, 4, 5])
+        for session in (tree, chain):
+            session.prefill(TEXT[:30], 0, ledger=Ledger())
+            session.guess(kind, np.array([*TEXT[1:30], tokens[0]]), 0, ledger=Ledger())
+        tree.run(tokens, 30, with_logits=False, ledger=Ledger(), parents=parents)
+        chain.run(tokens[path], 30, with_logits=False, ledger=Ledger())
+        following = np.array([*tokens[path[1:]], 8])
+        other = tree.guess(kind, following, 30, ledger=Ledger())
+        found = [
+            tree.guess(kind, following, 30, rows=path, ledger=Ledger()),
+            chain.guess(kind, following, 30, ledger=Ledger()),
+        ]
+        tree.run(np.array([*tokens[path[2:]], 8, 20]), 32, with_logits=False, ledger=Ledger())
+        chain.run(np.array([8, 20]), 34, with_logits=False, ledger=Ledger())
+        following = np.array([20, 6])
+        found.append(tree.guess(kind, following, 34, rows=np.array([2, 3]), ledger=Ledger()))
+        found.append(chain.guess(kind, following, 34, ledger=Ledger()))
+        for left, right in (found[:2], found[2:]):
+            np.testing.assert_array_equal(left.ids, right.ids, kind)
+            np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-4)
+        assert np.abs(other.logprobs - found[0].logprobs).max() > 1e-3, "the first rows are others"
 
 
 @pytest.mark.parametrize("ignored", ["mask", "table_rows"])

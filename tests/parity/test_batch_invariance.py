@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from joint_rows import count_different
@@ -19,6 +20,7 @@ from mirrorsd.export.integer_choice import by_row
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.ledger import Ledger, TargetPass
 
 CONTEXT = 72
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
@@ -101,6 +103,25 @@ def test_every_bit_is_the_same_whoever_is_beside_it(
         assert batch is not None
         different, compared = count_different(model, batch)
         assert (different, compared >= 12) == (0, True)
+
+
+def test_rows_of_several_make_whole_groups_together(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Three with a row each, one that reads and two with logits: four rows, two of them with logits."""
+    session = open_session(checkpoint, tmp_path, threads=1, precision="int8", block_size=128)
+    assert session.row_group == 2
+    batch = session._model.open_batch(4)
+    assert batch is not None
+    sessions, tokens = [session, *(session._model.new_session() for _ in range(2))], np.arange(1)
+    ways = (None, True, True)
+    passes = [
+        TargetPass(session=own, tokens=tokens, start=0, ledger=Ledger(), with_logits=way)
+        for own, way in zip(sessions, ways, strict=True)
+    ]
+    outputs = batch.run(passes)
+    assert [batch._bound.results[name].value.shape()[1] for name in ("logits", "argmax_ids")] == [2, 2]
+    assert batch._bound._sizes == (4, 2)
+    alone = session.logits(tokens, 0)
+    assert all(np.array_equal(output.logits, alone) for output in outputs[1:])
 
 
 def test_every_bit_of_heads_that_are_added_up_in_parts_is_the_same_whoever_is_beside_it(

@@ -7,7 +7,8 @@ A node of a tree is a path of ranks: (0, 2) is the third best second guess behin
 the same nodes at every step. What is accepted follows the text, so all that counts of a head is the rank of the text's
 token in each guess, the text before it being told: the ranks (0, 2, 5) accept two tokens of a tree that has (0,) and
 (0, 2). The best tree of `n` nodes is the `n` commonest beginnings of ranks. Trees are chosen on every other text and
-measured on the rest. The runtime makes chains only; a tree's rows are not free on processors, nor counted here.
+measured on the rest. The runtime's trees are one guess deep beside the chain. Rows are not free on processors, nor
+counted here.
 """
 
 import argparse

@@ -39,19 +39,22 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
     plan_of,
     seated,
 )
-from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.backends.protocol import TargetBatch, TargetSession
+from mirrorsd.runtime.ledger import NO_OUTPUT, Ledger, Span, TargetOutput, TargetPass
 from mirrorsd.texts.config import LONGEST_WINDOW
 
-_MOST_AT_A_TABLE = 4
-"""Slots that are attended together: with eight, two conversations of eight seats would pay for all of them. Two: passes
-of eight of SmolLM2 take 1.10 times as long behind 40 tokens, 1.04 behind 400, where those of two take 0.79."""
-_PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 10), (7, 4)))
-"""Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone."""
+_MOST_AT_A_TABLE = 2
+"""Slots that are attended together. More would all pay for the longest of more texts, one gives two cores uneven work.
+With four, two and one, passes of SmolLM2 take 17.9, 18.3 and 20.7 ms for eight behind 300 tokens, 16.3, 12.7 and 14.8
+for two behind 900, 22.9, 19.3 and 20.6 for eight behind 30 to 900 (`python bench/studies/joint_passes.py BUNDLE`)."""
+_PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 9), (7, 4)))
+"""Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone; one sum is odd."""
 
 
 class BatchedSession(Protocol):
-    """What a session has for a batch."""
+    """What a session has for a batch; `row_group` as in `TargetSession`."""
+
+    row_group: int
 
     @property
     def caches(self) -> Caches:
@@ -59,9 +62,6 @@ class BatchedSession(Protocol):
 
     def move_to(self, caches: Caches) -> None:
         """Use other caches from now on, in which its text is already."""
-
-    def rows_of(self, tokens: NDArray[np.int64], start: int, *, is_prefill: bool) -> NDArray[np.int64]:
-        """What is computed for so many rows: whole groups."""
 
     def joins(self, running: "SharedRun", taps: Mapping[int, Tensor]) -> None:
         """Its rows are in a batch that is `running`; `taps` of them will be there afterwards."""
@@ -298,19 +298,25 @@ class OnnxBatch(TargetBatch):
                 session.move_to(caches)
 
     def _rows(self, passes: Sequence[TargetPass], taken: Seated) -> _Rows:
-        """Lay the rows out pass by pass, and say where each is attended."""
+        """Lay the rows out pass by pass, and say where each is attended.
+
+        All rows together are whole groups, and so are those with logits: the shortest pass has some more, if need be.
+        """
         tokens, positions, logit_rows = list[int](), list[int](), list[int]()
         first, first_logits, counts = list[int](), list[int](), list[tuple[int, int]]()
-        seats = {id(one): slot for slot, one in taken.slots.items()}
+        seats, group = {id(one): slot for slot, one in taken.slots.items()}, _session_of(passes[0]).row_group
+        shortest = min(passes, key=lambda one: len(one.tokens))
+        num_missing = -sum(len(one.tokens) for one in passes) % group
         for one in passes:
-            found = _session_of(one).rows_of(one.tokens, one.start, is_prefill=one.with_logits is None).tolist()
+            found = one.tokens.tolist() + [0] * (num_missing if one is shortest else 0)
             first.append(len(tokens))
             first_logits.append(len(logit_rows))
             counts.append((seats.get(id(one), -1), len(found)))
             tokens += found
             positions += range(one.start, one.start + len(found))
             if one.with_logits is not None:
-                logit_rows += range(first[-1], len(tokens))  # whole groups here too
+                logit_rows += range(first[-1], len(tokens))
+        logit_rows += [0] * (-len(logit_rows) % group if logit_rows else 1)
         planned = plan_of(tuple(counts), self._slots)
         told = planned.told(np.array(positions, np.int64), taken.room.num_rows)
         for table, length in enumerate(told.lengths):
@@ -322,7 +328,7 @@ class OnnxBatch(TargetBatch):
             self._bound.set_length(of_guest("", guest), length)
         inputs = told.inputs | {
             names.INPUT_IDS: np.array([tokens], np.int64),
-            names.LOGIT_ROWS: np.array(logit_rows or [0], np.int64),
+            names.LOGIT_ROWS: np.array(logit_rows, np.int64),
         }
         return _Rows(inputs[names.INPUT_IDS], planned, inputs, first, first_logits)
 

@@ -5,6 +5,7 @@ Hidden states are bound where the pass has left them. Only tokens and noise go t
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports
+from mirrorsd.devices.onnxruntime.masked_graph import PASS_ROWS, reading_rows, rows_spec
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, run_options
 from mirrorsd.graphs import names
@@ -28,9 +30,9 @@ class OnnxHeads:
         entries: what the manifest says of each, by kind.
     """
 
-    def __init__(self, bundle: Path, target: TargetEntry, heads: Sequence[Head]) -> None:
+    def __init__(self, bundle: Path, target: TargetEntry, heads: Sequence[Head], *, takes_trees: bool) -> None:
         self.entries: Mapping[str, Head] = {head.kind: head for head in heads}
-        self._bundle, self._target = bundle, target
+        self._bundle, self._target, self._takes_trees = bundle, target, takes_trees
         self._stages: dict[str, OnnxStage] = {}
         self._lock = threading.Lock()
 
@@ -44,8 +46,13 @@ class OnnxHeads:
         entry = self.entries[kind]
         with self._lock:
             if kind not in self._stages:
-                stage = device.open(self._bundle / entry.file, self._target.shape.dtype)
-                check_ports(stage, head_contract(self._target.shape, entry.shape, names.head_name(kind)))
+                path, dtype = self._bundle / entry.file, self._target.shape.dtype
+                contract, rewritten = head_contract(self._target.shape, entry.shape, names.head_name(kind)), None
+                if self._takes_trees and path.is_file():
+                    rewritten = reading_rows(path.read_bytes(), [names.tap(layer) for layer in entry.shape.taps])
+                    contract = replace(contract, inputs=(*contract.inputs, rows_spec()))
+                stage = device.open(path, dtype, rewritten=rewritten)
+                check_ports(stage, contract)
                 self._stages[kind] = stage
             return OnnxHead(entry, self._stages[kind], device, self._target)
 
@@ -66,7 +73,12 @@ class OnnxHead:
                 self._caches[past(layer)] = self._caches[present(layer)] = place.tensor(size, dtype).value
 
     def run(
-        self, taps: Mapping[int, Tensor], tokens: NDArray[np.int64], start: int, noise: NDArray[np.float32] | None
+        self,
+        taps: Mapping[int, Tensor],
+        tokens: NDArray[np.int64],
+        start: int,
+        noise: NDArray[np.float32] | None,
+        rows: NDArray[np.int64],
     ) -> HeadGuesses:
         """Guess as `TargetSession.guess` does; `taps` are the pass's own, `[1, S, H]` with `S >= R`.
 
@@ -76,6 +88,7 @@ class OnnxHead:
         given = {
             names.HEAD_TOKENS: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tokens[None])),
             names.HEAD_START: ort.OrtValue.ortvalue_from_numpy(np.array([start], dtype=np.int64)),
+            PASS_ROWS: ort.OrtValue.ortvalue_from_numpy(rows),
             names.HEAD_NOISE: self._silence.value if noise is None else ort.OrtValue.ortvalue_from_numpy(noise),
             **{names.tap(layer): tensor.value for layer, tensor in taps.items()},
             **self._caches,

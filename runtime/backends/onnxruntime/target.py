@@ -33,8 +33,8 @@ from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetModel, TargetSession
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.texts.config import LONGEST_WINDOW
 
@@ -68,7 +68,7 @@ class OnnxTargetModel(TargetModel):
         """
         self._bundle = bundle
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
-        self.heads = OnnxHeads(bundle, entry, heads)
+        self.heads = OnnxHeads(bundle, entry, heads, takes_trees=takes_trees)
         self.device = OnnxDevice(placement)
         if entry.computes_in == "integers" and not integers_are_exact(placement):
             raise DeviceError(
@@ -311,6 +311,7 @@ class OnnxTarget(TargetSession):
         start: int,
         *,
         noise: NDArray[np.float32] | None = None,
+        rows: NDArray[np.int64] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
         assert self._taps is not None  # there was a pass: the caller has its rows
@@ -320,7 +321,7 @@ class OnnxTarget(TargetSession):
         self._running = head.options
         head.options.terminate = False
         with ledger.time("target", "head"):
-            return head.run(self._taps, tokens, start, noise)
+            return head.run(self._taps, tokens, start, noise, np.arange(len(tokens)) if rows is None else rows)
 
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""

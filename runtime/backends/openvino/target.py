@@ -20,8 +20,8 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput, TargetSession
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.backends.protocol import Kept, TargetSession
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
@@ -115,18 +115,6 @@ class OpenVinoTarget(TargetSession):
         with ledger.time("target", "prefill"):
             for segment in self._segments:
                 rows = segment.run(rows, start, last_row)
-
-    def guess(
-        self,
-        kind: str,
-        tokens: NDArray[np.int64],
-        start: int,
-        *,
-        noise: NDArray[np.float32] | None = None,
-        ledger: Ledger,
-    ) -> HeadGuesses:
-        """It has no heads, so nobody asks."""
-        raise DeviceError("Heads run on ONNX Runtime; this device map's target runs on OpenVINO.")
 
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from mirrorsd.runtime.policy.account import Account, Knowledge
+from mirrorsd.runtime.policy.account import Account
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import check_learned, learned_of, recall
 from mirrorsd.texts.config import SpeculationConfig
 

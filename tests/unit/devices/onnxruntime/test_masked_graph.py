@@ -8,10 +8,12 @@ import pytest
 
 from mirrorsd.devices.onnxruntime.masked_graph import (
     MASK,
+    PASS_ROWS,
     TABLE_ROWS,
     NotMaskableError,
     RowLayout,
     masked,
+    reading_rows,
     why_not,
 )
 from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, field, fields, model, node
@@ -66,6 +68,19 @@ def test_attention_that_sees_so_many_rows_back_takes_no_mask() -> None:
 def test_nobody_else_may_count_rows() -> None:
     with pytest.raises(NotMaskableError, match="more than attention reads seqlens_k, as learned positions do"):
         masked(stage(counts=True), "float32")
+
+
+def test_a_head_reads_rows_of_its_taps_and_all_else_as_before() -> None:
+    nodes = [node("Add", ["tap.2", "tap.7"], ["sum"]), node("Add", ["tokens", "sum"], ["found"])]
+    before = model(nodes, [("tap.2", 1, 3), ("tap.7", 1, 3), ("tokens", 7, 2)], [("found", 1, 3)])
+    after = reading_rows(before, ["tap.2", "tap.7"])
+    *gathers, first, second = parts_of_graph(after, 1)
+    assert [names(one, 1) for one in gathers] == [["tap.2", PASS_ROWS], ["tap.7", PASS_ROWS]]
+    assert names(first, 1) == [names(one, 2)[0] for one in gathers]
+    assert second == parts_of_graph(before, 1)[1]
+    ports = parts_of_graph(after, 11)
+    assert ports[:-1] == parts_of_graph(before, 11)
+    assert names(ports[-1], 1) == [PASS_ROWS]
 
 
 def test_rows_see_what_leads_to_them() -> None:

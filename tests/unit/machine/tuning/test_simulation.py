@@ -287,17 +287,24 @@ class UnsureDraft(FakeDraft):
         return TipGuesses(ids, logprobs.copy())
 
 
-def test_a_replay_verifies_the_siblings_of_a_real_run(make_bench: Make, draft_handler: Make) -> None:
-    draft = UnsureDraft(draft_handler(0.5, 3), vocab_size=16, num_streams=3, num_candidates=3)
+@pytest.mark.parametrize("method", ["serial", *KINDS])
+def test_a_replay_verifies_the_siblings_of_a_real_run(make_bench: Make, draft_handler: Make, method: str) -> None:
+    handler = draft_handler(0.5, 3)
+    draft = UnsureDraft(handler, vocab_size=16, num_streams=3, num_candidates=3)
     flat = ((1.0, 10.0), (32.0, 10.0))
     speculation = {"siblings": 6, "passes": 1, "repeats": False}
     bench = make_bench(draft=draft, is_steady=True, **speculation)
     bench.engine.known.target_ms = flat
-    tokens = np.array(PROMPT + bench.decode(PROMPT, "serial", max_new_tokens=60))
+    heads = {} if method == "serial" else {method: head_of(method)}
+    for head in heads.values():
+        wider = replace(head, shape=replace(head.shape, num_candidates=3))
+        bench.target.add_head(wider, lambda text: (np.array(handler(text))[:, None] + np.array([0, 15, 1])) % 16)
+    tokens = np.array(PROMPT + bench.decode(PROMPT, method, max_new_tokens=60))
     of_real = [(step.num_window, step.num_siblings, step.num_aside) for step in bench.last_request.steps]
-    recording = recording_of(record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10))
+    text = record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10, heads=tuple(heads))
+    recording = replace(recording_of(text), heads=tuple(heads.values()))
     pace = replace(PACE, target_ms=flat)
-    (request,) = replay(recording, Scenario(pace=pace, speculation=SpeculationConfig(**speculation), method="serial"))
+    (request,) = replay(recording, Scenario(pace=pace, speculation=SpeculationConfig(**speculation), method=method))
     found = [(step.num_window, step.num_siblings, step.num_aside) for step in request.steps]
     assert found[1:-3] == of_real[1:-3]
     assert sum(aside for _, _, aside in found) > 3

@@ -86,4 +86,4 @@ def test_top_k_alone_wants_the_likeliest_tokens_named() -> None:
     chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=1, top_k=40))
     chooser.is_heard_by_draft = True
     assert chooser.noise_source() is None
-    assert not chooser.draws_ahead
+    assert not chooser.draws_ahead(50_000)

@@ -146,6 +146,30 @@ def test_what_the_draft_lacks_of_a_text_is_counted_once_and_goes_on(
     assert max(found) > 0
 
 
+def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
+    make_bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking takes time, which counts where steps are short. Tokens go on counting."""
+    choose, looked = AutoSource._choose, list[int]()
+
+    def counted(source: AutoSource, done: Any) -> Any:
+        looked.append(source._request.num_tokens)
+        return choose(source, done)
+
+    monkeypatch.setattr(AutoSource, "_choose", counted)
+    bench = make_bench(hit_rate=0.0, is_steady=True, takes_turns=True)
+    expected = make_bench().decode(PROMPT, "plain", max_new_tokens=60)
+    known = bench.engine.known.pairs[False]
+    known.start_plain(0.002)
+    known.attention.left, since = 20, known.since
+    assert bench.decode(PROMPT, "auto", max_new_tokens=60) == expected
+    gaps = np.diff(looked)
+    assert 20 <= max(gaps) <= 21 + bench.last_request.speculation.gamma
+    assert known.attention.left <= 0
+    assert not known.attention.slept
+    assert known.since >= since + 20
+
+
 def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:
     def useless(text: list[int]) -> list[int]:
         bench.target.seconds += 0.5

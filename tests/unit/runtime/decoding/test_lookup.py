@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.decoding.step import FreeRows
 from mirrorsd.testing.fake import FakeDraft
 
 Make = Callable[..., Any]
@@ -44,6 +46,16 @@ def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature
     assert num_plain >= 100
     assert num_passes[1] > 90
     assert num_passes[2] < 70
+
+
+def test_in_company_no_row_is_free() -> None:
+    """Other conversations fill a group up."""
+    repeats = SimpleNamespace(window=lambda count: np.arange(count))
+    request: Any = SimpleNamespace(repeats=repeats, window_limit=lambda: 5, num_beside=0)
+    source = FreeRows(request, 2)
+    assert source.guess().tolist() == [0]
+    request.num_beside = 3
+    assert source.guess().tolist() == []
 
 
 def test_a_prediction_brings_tokens_and_changes_none(make_bench: Make) -> None:

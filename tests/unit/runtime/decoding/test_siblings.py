@@ -1,6 +1,7 @@
 """Trees: guesses beside a window are verified in its pass, and change no text."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
-from mirrorsd.runtime.decoding.target_link import Acceptance, accept_tree
+from mirrorsd.runtime.decoding.request import Acceptance, accept_tree
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import LearnedLengths
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser
@@ -48,11 +49,43 @@ def make_tree_bench(make_bench: Callable[..., Any], draft_handler: Callable[...,
     return make
 
 
+def unsure(handler: Callable[[list[int]], Sequence[int]]) -> Callable[[list[int]], NDArray[np.int64]]:
+    """A head whose second and third candidates are those of `UnsureDraft`."""
+    return lambda text: (np.array(handler(text))[:, None] + np.array([0, VOCAB - 1, 1])) % VOCAB
+
+
+HEADS = {"medusa": 0, "eagle3": 1, "block": 2, "mtp": 1}
+"""Layers that keep a cache."""
+
+
+def add_heads(bench: Any, handler: Callable[[list[int]], Sequence[int]], kinds: Sequence[str] = tuple(HEADS)) -> None:
+    for kind in kinds:
+        layers = HEADS[kind]
+        shape = HeadShape(
+            taps=(2,), length=4, num_candidates=3, num_layers=layers, num_kv_heads=min(layers, 1), head_dim=8
+        )
+        source = SourceModel(name="fake", family=kind, licence="unknown", num_parameters=1)
+        head = Head(kind=kind, file="", source=source, shape=shape, vocabulary="own", num_tokens=16)
+        bench.target.add_head(head, unsure(handler))
+
+
+@pytest.fixture
+def make_headed_bench(make_tree_bench: Callable[..., Any], draft_handler: Callable[..., Any]) -> Callable[..., Any]:
+    """As `make_tree_bench`, with heads that are right so often and have runners-up."""
+
+    def make(hit_rate: float = 0.6, **settings: Any) -> Any:
+        bench = make_tree_bench(hit_rate, **settings)
+        add_heads(bench, draft_handler(hit_rate, 3))
+        return bench
+
+    return make
+
+
 def num_aside(bench: Any) -> int:
     return sum(step.num_aside for step in bench.last_request.steps)
 
 
-@pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto", "medusa", "eagle3"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -64,9 +97,9 @@ def num_aside(bench: Any) -> int:
     ],
 )
 def test_texts_are_those_of_plain_decoding(
-    make_tree_bench: Callable[..., Any], method: str, settings: dict[str, Any]
+    make_headed_bench: Callable[..., Any], method: str, settings: dict[str, Any]
 ) -> None:
-    bench = make_tree_bench()
+    bench = make_headed_bench()
     expected = bench.decode(PROMPT, "plain", max_new_tokens=60, **settings)
     for _ in range(2):  # the second text begins with what the first has taught
         assert bench.decode(PROMPT, method, max_new_tokens=60, **settings) == expected
@@ -76,9 +109,9 @@ def test_texts_are_those_of_plain_decoding(
     assert sum(1 + step.num_accepted for step in steps) >= 60
 
 
-@pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
-def test_what_is_cached_behind_a_sibling_is_the_text(make_tree_bench: Callable[..., Any], method: str) -> None:
-    bench = make_tree_bench(0.4)
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto", *HEADS])
+def test_what_is_cached_behind_a_sibling_is_the_text(make_headed_bench: Callable[..., Any], method: str) -> None:
+    bench = make_headed_bench(0.4)
     first = bench.decode(PROMPT, method, max_new_tokens=60)
     assert num_aside(bench) > 3
     text = [*PROMPT, *first]
@@ -90,51 +123,73 @@ def test_what_is_cached_behind_a_sibling_is_the_text(make_tree_bench: Callable[.
         assert bench.decode(prompt, method) == bench.decode(prompt, "plain")
 
 
-def test_a_right_sibling_saves_a_pass(make_tree_bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("method", ["serial", *HEADS])
+def test_a_right_sibling_saves_a_pass(make_headed_bench: Callable[..., Any], method: str) -> None:
     counts = {}
     for siblings in (0, 8):
-        bench = make_tree_bench(0.3, siblings=siblings)
+        bench = make_headed_bench(0.3, siblings=siblings)
         for _ in range(3):
-            bench.decode(PROMPT, "serial", max_new_tokens=100)
+            bench.decode(PROMPT, method, max_new_tokens=100)
         counts[siblings] = len(bench.last_request.steps)
     assert counts[8] < 0.9 * counts[0]
 
 
-def test_rows_that_cost_time_are_left_out(make_tree_bench: Callable[..., Any]) -> None:
-    bench = make_tree_bench(target_ms=STEEP)
-    bench.decode(PROMPT, "serial", max_new_tokens=60)
+@pytest.mark.parametrize("method", ["serial", "eagle3"])
+def test_rows_that_cost_time_are_left_out(make_headed_bench: Callable[..., Any], method: str) -> None:
+    bench = make_headed_bench(target_ms=STEEP)
+    bench.decode(PROMPT, method, max_new_tokens=60)
     assert sum(step.num_siblings for step in bench.last_request.steps) == 0
 
 
-def test_a_target_without_a_mask_gets_none(make_tree_bench: Callable[..., Any]) -> None:
-    bench = make_tree_bench()
+@pytest.mark.parametrize("method", ["mirror", "medusa"])
+def test_a_target_without_a_mask_gets_none(make_headed_bench: Callable[..., Any], method: str) -> None:
+    bench = make_headed_bench()
     bench.seat.target.takes_trees = False
-    bench.decode(PROMPT, "mirror", max_new_tokens=60)
+    bench.decode(PROMPT, method, max_new_tokens=60)
     assert sum(step.num_siblings for step in bench.last_request.steps) == 0
 
 
-def test_the_end_of_the_context_has_room_for_all_rows(make_tree_bench: Callable[..., Any]) -> None:
-    bench = make_tree_bench(context=64)
+@pytest.mark.parametrize("method", ["serial", "medusa", "eagle3"])
+def test_the_end_of_the_context_has_room_for_all_rows(make_headed_bench: Callable[..., Any], method: str) -> None:
+    bench = make_headed_bench(context=64)
     expected = bench.decode(PROMPT, "plain", max_new_tokens=500)
-    assert bench.decode(PROMPT, "serial", max_new_tokens=500) == expected
+    assert bench.decode(PROMPT, method, max_new_tokens=500) == expected
     assert len(expected) == 64 - len(PROMPT)
 
 
-def test_a_head_waits_where_the_rows_of_a_pass_have_gaps(
-    make_tree_bench: Callable[..., Any], draft_handler: Callable[..., Any]
+def test_auto_has_a_head_go_on_behind_siblings(
+    make_bench: Callable[..., Any], draft_handler: Callable[..., Any]
 ) -> None:
-    bench = make_tree_bench(0.5)
-    for kind, layers in (("medusa", 0), ("eagle3", 1)):
-        shape = HeadShape(taps=(2,), length=4, num_candidates=1, num_layers=layers, num_kv_heads=layers, head_dim=8)
-        source = SourceModel(name="fake", family=kind, licence="unknown", num_parameters=1)
-        head = Head(kind=kind, file="", source=source, shape=shape, vocabulary="own", num_tokens=16)
-        bench.target.add_head(head, draft_handler(0.5, 3))
-    expected = bench.decode(PROMPT, "plain", max_new_tokens=150)
-    methods = set()
-    for _ in range(4):
-        assert bench.decode(PROMPT, "auto", max_new_tokens=150) == expected
-        methods |= {step.method for step in bench.last_request.steps}
-    assert num_aside(bench) or methods & {"medusa", "eagle3"}
+    """It reads what it needs of a pass whose rows are not all the text; a row that is not the text's fails loudly."""
+
+    def useless(_: list[int]) -> list[int]:
+        bench.target.seconds += 0.5
+        return [VOCAB - 1, 0, 0, 0]
+
+    draft = FakeDraft(useless, vocab_size=VOCAB, num_streams=3)
+    bench = make_bench(draft=draft, is_steady=True, takes_turns=True, siblings=8)
+    bench.engine.known.target_ms = ((1.0, 1000.0), (33.0, 1000.0))
+    add_heads(bench, draft_handler(0.5, 3), ("eagle3",))
+    right = 0
+    for number in range(4):
+        prompt = [number, *PROMPT]
+        found = bench.decode(prompt, "auto", max_new_tokens=60)
+        assert found == make_bench().decode(prompt, "plain", max_new_tokens=60)
+        steps = bench.last_request.steps
+        right += sum(step.num_aside and step.method == later.method == "eagle3" for step, later in pairwise(steps))
+    assert right > 3
+
+
+def test_siblings_that_nobody_verified_teach_nothing(
+    make_headed_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, taught = make_headed_bench(), []
+    observe = SiblingChooser.observe
+    monkeypatch.setattr(SiblingChooser, "observe", lambda *one, **of: (taught.append(1), observe(*one, **of)))
+    for method in ("auto", "medusa"):
+        taught.clear()
+        bench.decode(PROMPT, method, max_new_tokens=60)
+        assert len(taught) == sum(step.num_siblings > 0 for step in bench.last_request.steps)
 
 
 def test_the_walk_follows_the_targets_choices() -> None:
@@ -151,7 +206,7 @@ def test_the_walk_follows_the_targets_choices() -> None:
     window = np.array([7, 8])
     assert accept_tree(window, siblings, choose([7, 5, 0, 4, 0]))[:2] == (1, 4)
     assert rows == [(0, []), (1, [7]), (3, [7, 5])]
-    assert accept_tree(window, siblings, choose([6, 0, 0, 0, 2])) == Acceptance(0, 2, (1.0, 1.0), (6,))
+    assert accept_tree(window, siblings, choose([6, 0, 0, 0, 2])) == Acceptance(0, 2, (1.0, 1.0), (6,), (4,))
     assert accept_tree(window, siblings, choose([7, 8, 3, 0, 0])) == Acceptance(2, 3, (1.0, 1.0, 1.0))
     assert accept_tree(window, siblings, choose([9, 0, 0, 0, 0])) == Acceptance(0, 9, (1.0,))
 
@@ -161,8 +216,8 @@ class Lengths:
 
     num_beside = 0
 
-    def __init__(self, cost: float) -> None:
-        self.cost = cost
+    def __init__(self, cost: float, learned: LearnedLengths | None) -> None:
+        self.cost, self.worth, self.learned = cost, 1.0, learned or LearnedLengths()
 
     def reach(self, shares: Any, num_main: int) -> list[float]:
         return [0.8, 0.4][: len(shares)]
@@ -179,7 +234,7 @@ def known_of(*ids: list[int]) -> Known:
 
 def chooser_of(cost: float, learned: LearnedLengths | None = None, most: int = 8) -> SiblingChooser:
     chooser = TokenChooser(GenerationConfig().resolve())
-    return SiblingChooser(chooser, Lengths(cost), learned or LearnedLengths(), most)  # type: ignore[arg-type]
+    return SiblingChooser(chooser, Lengths(cost, learned), most)  # type: ignore[arg-type]
 
 
 def test_the_likeliest_tokens_stand_beside_the_window() -> None:
@@ -191,6 +246,13 @@ def test_the_likeliest_tokens_stand_beside_the_window() -> None:
     assert chooser_of(0.0, most=1).choose(window, known, 10, 8).tokens.tolist() == [5]
     assert chooser_of(0.0).choose(window, known, 10, 1).tokens.tolist() == [5], "no room for more"
     assert chooser_of(0.2).choose(window, known, 10, 8).tokens.tolist() == []
+
+
+def test_what_siblings_promise_counts_with_their_window() -> None:
+    """`auto` weighs a draft by that, and heads by what has come, siblings included."""
+    chooser = chooser_of(0.06)
+    chooser.choose(np.array([1, 4]), known_of([1, 2, 3], [4, 5, 6]), 10, 8)
+    assert chooser._length.worth == pytest.approx(1.0 + (0.15 - 0.06) + (0.075 - 0.06))
 
 
 def test_a_window_is_never_beside_itself() -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import TargetPass, Ticket
 from mirrorsd.runtime.devices import company as company_module
 from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
 from mirrorsd.testing.fake import FakeBatch, FakeTarget
 
 VOCAB = 8
@@ -300,7 +299,9 @@ def test_parts_of_prompts_are_as_long_as_a_pass_of_twice_the_time_holds(at: Call
     run(company.chunk_rows, 1)
     assert company.chunk_rows == 8, "nobody knows yet what a pass takes"
     run(1, 1)
-    for _ in range(9):
+    run(company.chunk_rows, 1)
+    assert company.chunk_rows < 16, "a single measurement is not yet believed"
+    for _ in range(20):
         run(company.chunk_rows, 1)
     most = company.chunk_rows
     assert 66 <= most <= 67, "with so many it takes twice as long"
@@ -310,3 +311,40 @@ def test_parts_of_prompts_are_as_long_as_a_pass_of_twice_the_time_holds(at: Call
     assert 32 <= company.chunk_rows <= 34, "those of two prompts ride along"
     run(300, 1)
     assert most - 1 <= company.chunk_rows <= most, "whatever their number was"
+
+
+def test_a_part_of_a_prompt_counts_over_what_as_many_texts_take_without_one(at: Callable[[float], None]) -> None:
+    """Each text's row takes 4 ms here, a prompt's 0.25 ms, and other programs may hold up a pass."""
+    now, held_up = [0.0], [0.0]
+
+    def take_time(passes: Sequence[TargetPass]) -> None:
+        written = sum(one.with_logits is not None for one in passes)
+        now[0] += 0.004 * written + 0.00025 * sum(len(one.tokens) for one in passes if one.with_logits is None)
+        now[0] += held_up[0]
+        at(now[0])
+
+    company = Company(FakeBatch(fail=take_time))
+
+    def run(num_texts: int, *prompts: int) -> None:
+        jobs = [new_pass() for _ in range(num_texts)] + [new_pass(with_logits=None) for _ in prompts]
+        for job, rows in zip(jobs[num_texts:], prompts, strict=True):
+            job.tokens = np.zeros(rows, np.int64)
+        company.run([Entry(job, Ticket(), number, None) for number, job in enumerate(jobs)])
+
+    run(6)
+    for _ in range(9):
+        run(2)
+    for _ in range(20):
+        run(6, company.chunk_rows)
+    assert 94 <= company.chunk_rows <= 96, "24 ms, although passes of two were the last"
+    run(5, company.chunk_rows)
+    run(7, company.chunk_rows)
+    assert 85 <= company.chunk_rows <= 110, "of other numbers the next one counts"
+    held_up[0] = 10.0
+    for _ in range(20):
+        run(2, company.chunk_rows)
+    assert company.chunk_rows == 8, "never fewer"
+    held_up[0] = 0.0
+    for _ in range(30):
+        run(2, company.chunk_rows)
+    assert 30 <= company.chunk_rows <= 32

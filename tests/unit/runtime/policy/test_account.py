@@ -1,9 +1,10 @@
 """What drafting is worth, and what a text may lose on it: each text for itself."""
 
+import numpy as np
 import pytest
 
-from mirrorsd.runtime.ledger import PlainPace
-from mirrorsd.runtime.policy.account import Account, PairKnowledge
+from mirrorsd.runtime.policy.account import Account, Attention, PairKnowledge
+from mirrorsd.runtime.policy.pace import PlainPace
 
 TARGET_MS = ((1.0, 10.0), (8.0, 12.0))
 SPEEDS, TOKENS = {"mirror": 150.0, "serial": 180.0, "plain": 100.0}, {"mirror": 3.0, "serial": 3.6, "plain": 1.0}
@@ -209,3 +210,47 @@ def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     pace = PlainPace()
     pace.observe_plain(0.010)
     assert pace.observe_pass(1.0) == 0.0
+
+
+def looked(attention: Attention, num_tokens: int, gain: float, seconds: float) -> list[bool]:
+    """Of each token of a text, whether somebody looked for a window; plain decoding makes 1,000 a second."""
+    found = list[bool]()
+    while len(found) < num_tokens:
+        if attention.left > 0:
+            attention.sleep(1)
+        else:
+            attention.observe(1, gain, seconds, 1000.0)
+        found.append(not attention.slept)
+        attention.slept = 0
+    return found
+
+
+@pytest.mark.parametrize(("gain", "seconds"), [(0.2, 1e-4), (0.0, 9e-6), (-1.0, 0.0)])
+def test_who_gains_or_hardly_takes_time_always_looks(gain: float, seconds: float) -> None:
+    assert all(looked(Attention(), 2000, gain, seconds))
+
+
+def test_where_looking_costs_more_than_it_brings_it_is_done_now_and_then() -> None:
+    attention = Attention()
+    assert all(looked(attention, 100, 0.0, 1e-4)), "what was gained lately is forgotten slowly"
+    looked(attention, 400, 0.0, 1e-4)
+    assert 0.02 < np.mean(looked(attention, 1000, 0.0, 1e-4)) < 0.08
+    assert any(looked(attention, 80, 6.0, 1e-4))
+    assert np.mean(looked(attention, 100, 6.0, 1e-4)) > 0.9, "a text that gains is looked at"
+
+
+def test_one_pause_of_the_machine_does_not_end_it() -> None:
+    attention = Attention()
+    looked(attention, 200, 0.05, 1e-5)
+    attention.observe(1, 0.05, 5.0, 1000.0)
+    assert all(looked(attention, 50, 0.05, 1e-5))
+
+
+def test_what_did_not_pay_is_looked_at_again_a_few_tokens_on_or_once_a_trial_is_due() -> None:
+    account = Account(PairKnowledge())
+    account.count(2)  # of the four before a trial
+    account.be_quiet(10)
+    assert [account.is_quiet(place) for place in range(10, 14)] == [True, True, False, False]
+    account.count(2)
+    account.be_quiet(12)
+    assert [account.is_quiet(place) for place in range(12, 17)] == [True] * 4 + [False]

@@ -9,6 +9,7 @@ from math import log
 from operator import mul
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mirrorsd.runtime.policy.roots import DEFAULTS
@@ -238,6 +239,28 @@ def test_what_a_few_tokens_would_make_sure_is_left_to_the_next_step() -> None:
     assert 0 < steep.cut_repeat(reaching(doubtful), 31, 0.0) < 16
     assert steep.cut_repeat(reaching(sure), 31, 0.0) == 31
     assert steep.cut_repeat(reaching([]), 31, 0.0) == 0
+
+
+def split(window: WindowLength, reach: list[float], limit: int) -> list[float]:
+    """What verifying `0 .. limit` tokens of a repeat now is worth, the step after it counted: all ways are tried."""
+    now, costs = window._worths(reach[:limit]), [-worth for worth in window._worths([0.0] * limit)]
+    return [
+        now[count]
+        + max(sum(reach[count + 1 : count + 1 + more]) - reach[count] * costs[more] for more in range(limit + 1))
+        for count in range(limit + 1)
+    ]
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize("limit", [1, 4, 31])
+def test_of_all_ways_to_split_a_repeat_the_worthiest_is_taken(slope: float, limit: int) -> None:
+    one, random = length(((1.0, 20.0), (4.0, 20.0 + 4 * slope), (32.0, 20.0 + 31 * slope))), np.random.default_rng(1)
+    for _ in range(60):
+        first, rest = random.uniform(0.1, 1.0, 2)
+        reach = [first * rest**row for row in range(2 * limit + 1)]
+        worths = split(one, reach, limit)
+        taken = one._split_repeat(reach, one._worths(reach[:limit]))
+        assert worths[taken] == pytest.approx(max(worths))
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.2, 2.0, 9.0])

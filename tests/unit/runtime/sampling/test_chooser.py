@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
+from mirrorsd.runtime.decoding.request import graph_choice
+from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser
 from mirrorsd.runtime.sampling.filters import kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row
@@ -208,9 +209,10 @@ def test_a_dropped_candidate_stands_behind_one_that_is_kept_and_unknown_rows_sta
 def test_noise_of_filtered_texts_is_drawn_ahead_where_the_draft_hears_it() -> None:
     """The target itself needs only the noise of the tokens it keeps."""
     chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=3, top_p=0.5))
-    assert not chooser.draws_ahead
+    assert not chooser.draws_ahead(50_000)
     chooser.is_heard_by_draft = True
-    assert chooser.draws_ahead
+    assert chooser.draws_ahead(50_000)
+    assert not chooser.draws_ahead(4_096), "that is done before a thread is awake"
 
 
 def test_greedy_reports_the_gap_to_the_runner_up() -> None:

@@ -9,8 +9,6 @@ from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
-from mirrorsd.runtime.ledger import Span
-
 _WIDTH, _LANE, _LABEL = 800, 16, 60
 _LANES = (("target", "#4878a8"), ("draft", "#3f9a6b"))
 _MARK = "background:rgba(63,154,107,.25)"
@@ -23,6 +21,10 @@ _SOURCES = {
 _VERIFIED = ("window", "lookup")
 
 
+Work = tuple[str, str, float, float]
+"""Device, what it did, and from when to when, in seconds of one clock."""
+
+
 class Piece(NamedTuple):
     """What text became certain with one token, and where the token came from (`GeneratedToken.source`)."""
 
@@ -30,7 +32,7 @@ class Piece(NamedTuple):
     text: str
 
 
-def result_page(title: str, text: str, pieces: Sequence[Piece], spans: Sequence[Span]) -> str:
+def result_page(title: str, text: str, pieces: Sequence[Piece], spans: Sequence[Work]) -> str:
     """Return the HTML of a result; its size grows with the text, not with the number of spans.
 
     Args:
@@ -58,18 +60,18 @@ def _run(source: str, text: str) -> str:
     return f'<span title="{escape(_SOURCES.get(source, source))}"{style}>{escape(text)}</span>'
 
 
-def _timeline(spans: Sequence[Span]) -> str:
+def _timeline(spans: Sequence[Work]) -> str:
     """Two lanes over the time from the first span to the last."""
     if not spans:
         return ""
-    start, end = min(span.start for span in spans), max(span.end for span in spans)
+    start, end = min(span[2] for span in spans), max(span[3] for span in spans)
     scale = _WIDTH / max(end - start, 1e-9)
     height = _LANE * len(_LANES) + 14
     rows = []
     for place, (device, colour) in enumerate(_LANES):
         y = place * _LANE
         rows.append(f'<text x="0" y="{y + 11}">{device}</text>')
-        working = (span for span in spans if span.device == device)
+        working = (span for span in spans if span[0] == device)
         rows += [
             f'<rect x="{_LABEL + x}" y="{y + 2}" width="{width}" height="{_LANE - 4}" fill="{colour}"/>'
             for x, width in _bars(working, start, scale)
@@ -82,16 +84,16 @@ def _timeline(spans: Sequence[Span]) -> str:
     )
 
 
-def _bars(spans: Iterable[Span], start: float, scale: float) -> list[tuple[int, int]]:
+def _bars(spans: Iterable[Work], start: float, scale: float) -> list[tuple[int, int]]:
     """Runs of pixels in which a device worked, as (x, width).
 
-    >>> _bars([Span("draft", "a", 0, 2), Span("draft", "b", 2, 3), Span("draft", "c", 8, 9)], 0.0, 1.0)
+    >>> _bars([("draft", "a", 0, 2), ("draft", "b", 2, 3), ("draft", "c", 8, 9)], 0.0, 1.0)
     [(0, 3), (8, 1)]
     """
     pixels: set[int] = set()
-    for span in spans:
-        first = int((span.start - start) * scale)
-        pixels.update(range(first, max(first + 1, round((span.end - start) * scale))))
+    for _, _, began, ended in spans:
+        first = int((began - start) * scale)
+        pixels.update(range(first, max(first + 1, round((ended - start) * scale))))
     ordered = sorted(pixels)
     runs = [[x for _, x in run] for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
     return [(run[0], len(run)) for run in runs]
