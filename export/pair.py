@@ -62,7 +62,7 @@ from mirrorsd.export.verify.quality import (
     reference_choices,
 )
 from mirrorsd.export.verify.rounded_weights import as_stored
-from mirrorsd.export.verify.sensitive_layers import by_kind, finer_weights
+from mirrorsd.export.verify.sensitive_layers import finer_weights, kind_names
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
@@ -289,7 +289,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
         carried=kept if options.precision == FILE else (),
-        finer=tuple(by_kind((name,) for name in formats.apart)),
+        finer=tuple(kind_names(formats.apart, job.target.tensors)),
         num_rescored=formats.num_rescored,
         products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),

@@ -74,7 +74,8 @@ class WeightStorage:
     Attributes:
         block_size: Most weights that share a scale; None where the layers are floats.
         carried: Of a GGUF file, the kinds of numbers that are in the bundle as they are in the file ("Q4_K", "F16").
-        finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names.
+        finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names; where
+            a kind has them in some layers alone, these in the place of the first "*": "0-3,9".
         num_rescored: Of each row, the best tokens whose logits are computed again with the embedding's weights.
         products: Of integers, what their products are of: "blocks" of weights and floats, or "integer": rows of 8-bit
             weights, and of 8-bit inputs.

@@ -1,29 +1,30 @@
-"""Times: who worked on what for a request, from when to when; and what was seen lately. Nothing here decides.
+"""What a device is asked for a request and what it answers, when it worked, and what such work takes lately.
 
-Running means of what things take, and of how often guesses are right. The loop writes the ledger, `reporting/stats`
-reads it.
-The ledger is also the clock of whoever writes to it, so that the same scheduler runs in real and in simulated time.
+Passes, tickets for what they say, the ledger of times, and running means: of seconds, and of how often guesses are
+right. Nothing here decides. The loop writes the ledger, `reporting/stats` reads it. It is also the clock of whoever
+writes to it, so that the same scheduler runs in real and in simulated time.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from math import inf, log
-from statistics import median
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.runtime.sampling.short_rows import ShortRow
+
+Result = TypeVar("Result")
 PASS_PARTS = ("prefix", "middle", "exit", "suffix")
 """How the names of a target pass's spans begin; with several exits there are `middle1`, `exit2` and so on."""
 
 TIME_MEMORY = 0.8
 """Of seconds, per measurement. 0.6: 0.98 to 1.01. 0.9: 0.95 to 1.01."""
-_STEPS = 16
-"""Plain steps that are compared with the first pass of speculation after them; a quarter of them with its last ones
-before them. 8 and 32: 1.00 (`bench/studies/constants.py`)."""
 _FIRST_RATE, RATE_MEMORY = 0.6, 0.95
 """Of the acceptance rate: where it begins, and what it keeps per token. Speeds as in `windows`: beginning at 0.3, 0.98
 to 1.02, at 0.9, 0.95 to 1.02; keeping 0.8, 0.96 to 1.03."""
@@ -94,6 +95,193 @@ class Timing:
         self._ledger.spans.append(Span(self._device, self._name, self._start, self._ledger.now()))
 
 
+class ExitGuesses:
+    """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth."""
+
+    __slots__ = ("_compute", "_found", "layer")
+
+    def __init__(self, layer: int, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        self.layer = layer
+        self._found: Found | None = (ids, logprobs)
+        self._compute: Callable[[], Found] | None = None
+
+    @classmethod
+    def later(cls, layer: int, compute: Callable[[], "Found"]) -> Self:
+        """Guesses that are worked out when they are first looked at, on the thread that looks."""
+        guesses = cls.__new__(cls)
+        guesses.layer, guesses._found, guesses._compute = layer, None, compute
+        return guesses
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Token ids."""
+        return self._get()[0]
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Their log-probabilities."""
+        return self._get()[1]
+
+    def rows(self, start: int, stop: int) -> "ExitGuesses":
+        """Those at rows `start .. stop - 1`."""
+        return ExitGuesses.later(self.layer, lambda: (self.ids[start:stop], self.logprobs[start:stop]))
+
+    def _get(self) -> "Found":
+        if self._found is None:
+            assert self._compute is not None
+            self._found = self._compute()
+        return self._found
+
+
+Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+class TargetOutput(NamedTuple):
+    """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for.
+
+    `short_rows`, one for each row, stand for the logits where they hold all that the filters asked about keep.
+    """
+
+    argmax_ids: NDArray[np.int64]
+    argmax_gap: NDArray[np.float32]
+    logits: NDArray[np.floating] | None
+    short_rows: Sequence[ShortRow] | None = None
+
+    def after(self, num_rows: int) -> "TargetOutput":
+        """The answer at the rows behind the first ones."""
+        logits = None if self.logits is None else self.logits[num_rows:]
+        short_rows = None if self.short_rows is None else self.short_rows[num_rows:]
+        return TargetOutput(self.argmax_ids[num_rows:], self.argmax_gap[num_rows:], logits, short_rows)
+
+
+_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
+NO_OUTPUT = TargetOutput(_NOTHING, np.empty(0, np.float32), None)
+"""Of rows that were only read."""
+
+
+class PassRunner(Protocol):
+    """What runs the passes of one text."""
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        with_logits: bool | ShortlistFilter,
+        ledger: Ledger,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
+    ) -> TargetOutput:
+        """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
+
+        With `parents [S]`, row `r` follows row `parents[r] < r`, or the cache where that is -1: it stands one position
+        behind that, and sees it and what that sees. Only rows that form one chain from row 0 on may be kept then.
+
+        `start` is one of `TargetSession.resumable`. `with_logits` may be all that will be done with the logits: then
+        `short_rows` may come in their place.
+        `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
+        """
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TargetPass:
+    """One session's rows, to be run alone (by calling it) or together with those of others.
+
+    Attributes:
+        with_logits: as in `run`; None where only the cache is wanted (`prefill`).
+        on_start: called on the target's thread before its device starts.
+    """
+
+    session: PassRunner
+    tokens: NDArray[np.int64]
+    start: int
+    ledger: Ledger
+    with_logits: bool | ShortlistFilter | None = None
+    on_start: Callable[[], None] | None = None
+    on_exit: Callable[[ExitGuesses], None] | None = None
+    exits: Collection[int] | None = None
+    parents: NDArray[np.int64] | None = None
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it can be run with others: nobody listens to the exits on the way, and its rows form a chain."""
+        return self.on_exit is None and self.parents is None
+
+    def __call__(self) -> TargetOutput:
+        """Run it alone."""
+        if self.on_start is not None:
+            self.on_start()
+        if self.with_logits is None:
+            self.session.prefill(self.tokens, self.start, ledger=self.ledger)
+            return NO_OUTPUT
+        return self.session.run(
+            self.tokens,
+            self.start,
+            with_logits=self.with_logits,
+            ledger=self.ledger,
+            on_exit=self.on_exit,
+            exits=self.exits,
+            parents=self.parents,
+        )
+
+
+class Ticket(Generic[Result]):
+    """What a submitted job gives: its result or its error, once it is done.
+
+    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
+    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
+
+    Attributes:
+        error: what the job raised.
+        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
+        num_beside: how many other owners' passes were run together with this one.
+    """
+
+    __slots__ = ("_is_done", "_result", "_wake", "error", "num_beside", "queued_s")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.queued_s, self.num_beside = 0.0, 0
+        self._result: Result | None = None
+        self._is_done = False
+        self._wake = Lock()
+        self._wake.acquire()
+
+    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
+        """Give the result, or the error, to whoever waits; once."""
+        self._result, self.error = result, error
+        self._is_done = True
+        self._wake.release()
+
+    def done(self) -> bool:
+        """Whether the job is over."""
+        return self._is_done
+
+    def wait(self, timeout_s: float = -1.0) -> bool:
+        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
+        if not self._is_done and self._wake.acquire(timeout=timeout_s):
+            self._wake.release()
+        return self._is_done
+
+    def result(self) -> Result:
+        """Wait for the job; its result, or its error raised here."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return cast(Result, self._result)
+
+
+class Overdue(NamedTuple):
+    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
+
+    deadline_s: float
+    terminate: Callable[[], None]
+
+
 class Estimate:
     """A running mean of seconds that follows the machine; None until something was measured.
 
@@ -162,43 +350,6 @@ class RoundClock:
             elif estimate.seconds <= seconds and (rate := worth / max(estimate.seconds, 1e-9)) > best_rate:
                 best, best_rate = size, rate
         return best
-
-
-class PlainPace:
-    """Seconds per step of plain decoding, by the slowdown of other passes of the target.
-
-    Attributes:
-        reference: seconds per step where the target is as fast as `tune` measured it; 0: nothing was measured.
-    """
-
-    def __init__(self, reference: float = 0.0) -> None:
-        self.reference = reference
-        self._num_compared = 0
-        self._slowdown = 0.0
-        self._steps: deque[float] = deque(maxlen=_STEPS)
-
-    def observe_plain(self, seconds: float) -> None:
-        """Learn from a step of plain decoding beside which nothing ran."""
-        self._steps.append(seconds)
-        if self._slowdown and len(self._steps) == _STEPS // 4:
-            self._compare(self._slowdown)
-            self._slowdown = 0.0
-
-    def observe_pass(self, slowdown: float) -> float:
-        """Learn that a pass took `slowdown` times what `tune` measured; return what a plain step would have taken."""
-        if self._steps:
-            self._compare(slowdown)
-            self._steps.clear()
-            self._slowdown = 0.0
-        self._slowdown = TIME_MEMORY * (self._slowdown or slowdown) + (1 - TIME_MEMORY) * slowdown
-        return slowdown * self.reference
-
-    def _compare(self, slowdown: float) -> None:
-        if not self.reference:
-            return
-        self._num_compared += 1
-        share = max(1 / self._num_compared, 1 - TIME_MEMORY)
-        self.reference += share * (median(self._steps) / slowdown - self.reference)
 
 
 class AcceptanceRate:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.session import MirrorSession
-
-_LOOK_S = 60.0
+from mirrorsd.runtime.turns import LOOK_S
 
 
 class Seats:
@@ -68,7 +67,7 @@ class Seats:
         until = None if timeout_s is None else perf_counter() + timeout_s
         with self._lock:
             while not self._free:
-                left = _LOOK_S if until is None else until - perf_counter()
+                left = LOOK_S if until is None else until - perf_counter()
                 if left <= 0:
                     raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in {timeout_s:g} s.")
                 self._changed.wait(left)

@@ -18,17 +18,18 @@ from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.decoding.protocol import Stop
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.seat import Seat
+from mirrorsd.runtime.decoding.seat import Seat, SeatedDecoder
+from mirrorsd.runtime.decoding.step import run_steps
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, result_of, run_steps
-from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
+from mirrorsd.runtime.reporting.results import Chunk, GenerationResult, result_of
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.side_by_side import side_by_side
-from mirrorsd.runtime.turns import CacheTaker, Turns
+from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
@@ -97,7 +98,7 @@ class MirrorSession:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         **overrides: Unpack[GenerationOptions],
-    ) -> ChunkStream:
+    ) -> ChunkStream[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
         Closing the iterator, from any thread, stops the generation; the session stays usable. So it does if the
@@ -108,7 +109,7 @@ class MirrorSession:
         request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
         return self._begin(request)
 
-    def _begin(self, request: Request) -> ChunkStream:
+    def _begin(self, request: Request) -> ChunkStream[Chunk]:
         return ChunkStream(self._stream(request), request.cancel)
 
     def generate_several(
@@ -371,8 +372,8 @@ class MirrorSession:
                 if isinstance(event, Stop):
                     yield Chunk("", (), self._result(place, chunks, event.reason, started))
                 else:
-                    chunks.append(event)
-                    yield event
+                    chunks.append(Chunk(event.text, event.tokens, spans=event.spans))
+                    yield chunks[-1]
         except Cancelled as error:
             request.end_after(sum(len(chunk.tokens) for chunk in chunks))
             error.result = self._result(place, chunks, "cancelled", started)

@@ -1,17 +1,22 @@
 """Whose turn it is on a session's caches: one request at a time, and nobody waits for one that has gone away.
 
+On a stream it is one reader's at a time.
+
 Owns: the order of a session's requests, and what becomes of a stream that nobody reads on. Does not own: the caches
-(`engine.Seat`), the steps (`generation`).
+(`decoding/seat`), the steps (`decoding/step`).
 """
 
 import threading
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from threading import get_ident
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mirrorsd.graphs.errors import GenerationError
 
+Item = TypeVar("Item")
 _GRACE_S = 0.25
 """A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
 LOOK_S = 0.05
@@ -150,3 +155,43 @@ class CacheTaker(TurnTaker):
 
     def leave(self) -> None:
         """Nothing runs on the caches."""
+
+
+class ChunkStream(Iterator[Item]):
+    """A text's chunks, for one reader at a time; closing it, from any thread, stops the text."""
+
+    def __init__(self, chunks: Generator[Item, None, None], cancel: Callable[[], None]) -> None:
+        self._chunks, self._cancel = chunks, cancel
+        self._reader = 0
+
+    def __next__(self) -> Item:
+        """The next chunk.
+
+        Raises:
+            GenerationError: another thread waits for it, or the call that a signal handler has interrupted.
+            Cancelled: the text was stopped; and what `MirrorSession.generate` raises.
+        """
+        reader, self._reader = self._reader, self._reader or get_ident()
+        try:
+            return next(self._chunks)
+        except ValueError as error:
+            if not _is_of_generator(error):
+                raise
+            who = "A call that this one interrupts" if reader == get_ident() else "Another thread"
+            raise GenerationError(f"{who} is reading this stream: one thread at a time may do that.") from None
+        finally:
+            self._reader = reader
+
+    def close(self) -> None:
+        """Stop the text; one that is being read by another thread ends there with `Cancelled`, within a step."""
+        try:
+            self._chunks.close()
+        except ValueError as error:
+            if not _is_of_generator(error):
+                raise
+            self._cancel()
+
+
+def _is_of_generator(error: ValueError) -> bool:
+    """Whether Python says it of a generator that is at work, and not something within the generator."""
+    return str(error) == "generator already executing"

@@ -15,17 +15,14 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     DraftSession,
-    ExitGuesses,
     HeadGuesses,
     Kept,
     RowBlock,
     TargetBatch,
-    TargetOutput,
-    TargetPass,
     TargetSession,
     TipGuesses,
 )
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput, TargetPass
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 

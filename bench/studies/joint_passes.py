@@ -20,8 +20,7 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.backends.onnxruntime import batch as batch_module
-from mirrorsd.runtime.backends.protocol import TargetPass
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, TargetPass
 
 _SLOTS = 8
 _DEFAULT = ("50,50", "50,50,50,50,50,50,50,50", "900,900", "900,700,50,30,200,300,100,400")

@@ -1,5 +1,6 @@
 """`mirrorsd inspect`: what a bundle contains, from its manifest and what compilers said of its draft."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,12 +82,22 @@ def precision_line(target: TargetEntry) -> str:
     blocks = f"blocks of {storage.block_size or 'up to 128'}"
     if storage.products == INTEGER_PRODUCTS:
         blocks = f"products of integers by row, others in {blocks}"
-    finer = "".join(f"{name.split('*.')[-1].removesuffix('.weight')} int8, " for name in storage.finer)
+    finer = "".join(f"{_product(name)} int8, " for name in storage.finer)
     again = f" with the best {storage.num_rescored} again in {storage.embedding}" if storage.num_rescored else ""
     return (
         f"{storage.layers} ({finer}head {storage.head}{again}, embedding {storage.embedding}; {blocks}, {zero_points}, "
         f"rounded by {storage.rounding}{computes})"
     )
+
+
+def _product(name: str) -> str:
+    """A kind of product in words.
+
+    >>> _product("model.layers.*.mlp.down_proj.weight"), _product("model.layers.0-3,9.mlp.down_proj.weight")
+    ('mlp.down_proj', 'mlp.down_proj of layers 0-3,9')
+    """
+    whole = name.removesuffix(".weight").split("*.")[-1]
+    return re.sub(r"^\D*(\d[\d,-]*)\.(.+)$", r"\2 of layers \1", whole)
 
 
 def compared_words(source: SourceModel) -> str:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TargetSession
 from mirrorsd.runtime.decoding.head import noise_behind
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.texts.config import GenerationConfig
 from mirrorsd.texts.messages import Message

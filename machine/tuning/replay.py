@@ -13,17 +13,8 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import (
-    DraftSession,
-    ExitGuesses,
-    HeadGuesses,
-    Kept,
-    RowBlock,
-    TargetOutput,
-    TargetSession,
-    TipGuesses,
-)
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, RowBlock, TargetSession, TipGuesses
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 

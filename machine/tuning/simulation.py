@@ -19,16 +19,14 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
-from mirrorsd.runtime.backends.protocol import Overdue, Ticket
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadLink
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
+from mirrorsd.runtime.decoding.protocol import Decoder
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
-from mirrorsd.runtime.decoding.step import Decoder
-from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.ledger import Ledger, Overdue, Span, Ticket
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
@@ -283,11 +281,6 @@ class ReplayChooser(TokenChooser):
     def __init__(self, config: GenerationConfig) -> None:
         super().__init__(config)
         self.needs_logits = False
-
-    def draw_ahead(
-        self, first_position: int, count: int, vocab_size: int, is_over: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Nothing to draw."""
 
 
 def mean_of(stats: Sequence[GenerationStats], name: str) -> float:

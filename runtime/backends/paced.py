@@ -14,16 +14,14 @@ from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     DraftModel,
     DraftSession,
-    ExitGuesses,
     HeadGuesses,
     Kept,
     RowBlock,
     TargetModel,
-    TargetOutput,
     TargetSession,
     TipGuesses,
 )
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Span, TargetOutput
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 

@@ -1,12 +1,10 @@
-"""The devices as the runtime sees them: sessions of draft and target, passes over rows, tickets for what they say.
+"""The devices as the runtime sees them: sessions of draft and target, and the models that they are made from.
 
 `TargetSession` is the seam: ONNX Runtime implements it (`onnxruntime/target`), tests do with a handler (`fake`).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from threading import Lock
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +12,8 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, PassRunner, TargetOutput, TargetPass
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
-from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 Result = TypeVar("Result")
 MOST_SEATED = 8
@@ -95,72 +91,6 @@ class DraftModel(Protocol):
         """One line: what runs where."""
 
 
-class ExitGuesses:
-    """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth."""
-
-    __slots__ = ("_compute", "_found", "layer")
-
-    def __init__(self, layer: int, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        self.layer = layer
-        self._found: Found | None = (ids, logprobs)
-        self._compute: Callable[[], Found] | None = None
-
-    @classmethod
-    def later(cls, layer: int, compute: Callable[[], "Found"]) -> Self:
-        """Guesses that are worked out when they are first looked at, on the thread that looks."""
-        guesses = cls.__new__(cls)
-        guesses.layer, guesses._found, guesses._compute = layer, None, compute
-        return guesses
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """Token ids."""
-        return self._get()[0]
-
-    @property
-    def logprobs(self) -> NDArray[np.float32]:
-        """Their log-probabilities."""
-        return self._get()[1]
-
-    def rows(self, start: int, stop: int) -> "ExitGuesses":
-        """Those at rows `start .. stop - 1`."""
-        return ExitGuesses.later(self.layer, lambda: (self.ids[start:stop], self.logprobs[start:stop]))
-
-    def _get(self) -> "Found":
-        if self._found is None:
-            assert self._compute is not None
-            self._found = self._compute()
-        return self._found
-
-
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
-
-
-class TargetOutput(NamedTuple):
-    """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for.
-
-    `short_rows`, one for each row, stand for the logits where they hold all that the filters asked about keep.
-    """
-
-    argmax_ids: NDArray[np.int64]
-    argmax_gap: NDArray[np.float32]
-    logits: NDArray[np.floating] | None
-    short_rows: Sequence[ShortRow] | None = None
-
-    def after(self, num_rows: int) -> "TargetOutput":
-        """The answer at the rows behind the first ones."""
-        if not num_rows:
-            return self
-        logits = None if self.logits is None else self.logits[num_rows:]
-        short_rows = None if self.short_rows is None else self.short_rows[num_rows:]
-        return TargetOutput(self.argmax_ids[num_rows:], self.argmax_gap[num_rows:], logits, short_rows)
-
-
-_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
-NO_OUTPUT = TargetOutput(_NOTHING, np.empty(0, np.float32), None)
-"""Of rows that were only read."""
-
-
 class HeadGuesses(NamedTuple):
     """What a head guesses, best first: `ids` and `logprobs` `[K, m]`; `[:, 0]` is one chain behind the head token."""
 
@@ -180,7 +110,7 @@ class Kept(NamedTuple):
     states: Sequence[NDArray[Any]] = ()
 
 
-class TargetSession(Protocol):
+class TargetSession(PassRunner, Protocol):
     """The target on one device, with one cache of `context` rows; rolled back by number.
 
     Attributes:
@@ -195,30 +125,6 @@ class TargetSession(Protocol):
     row_group: int
     takes_trees: bool
     heads: Mapping[str, Head]
-
-    def run(
-        self,
-        tokens: NDArray[np.int64],
-        start: int,
-        *,
-        with_logits: bool | ShortlistFilter,
-        ledger: Ledger,
-        on_exit: Callable[[ExitGuesses], None] | None = None,
-        exits: Collection[int] | None = None,
-        parents: NDArray[np.int64] | None = None,
-    ) -> TargetOutput:
-        """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
-
-        With `parents [S]`, row `r` follows row `parents[r] < r`, or the cache where that is -1: it stands one position
-        behind that, and sees it and what that sees. Only rows that form one chain from row 0 on may be kept then.
-
-        `start` is one of `resumable`. `with_logits` may be all that will be done with the logits: then `short_rows` may
-        come in their place.
-        `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
-        """
-
-    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
-        """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
 
     def resumable(self, position: int) -> int:
         """The last position, at most `position`, at which `run` and `prefill` can start in the text that is cached.
@@ -263,101 +169,6 @@ class TargetSession(Protocol):
 
     def close(self) -> None:
         """Release the device."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TargetPass:
-    """One session's rows, to be run alone (by calling it) or together with those of others.
-
-    Attributes:
-        with_logits: as in `TargetSession.run`; None where only the cache is wanted (`TargetSession.prefill`).
-        on_start: called on the target's thread before its device starts.
-    """
-
-    session: TargetSession
-    tokens: NDArray[np.int64]
-    start: int
-    ledger: Ledger
-    with_logits: bool | ShortlistFilter | None = None
-    on_start: Callable[[], None] | None = None
-    on_exit: Callable[[ExitGuesses], None] | None = None
-    exits: Collection[int] | None = None
-    parents: NDArray[np.int64] | None = None
-
-    @property
-    def may_join(self) -> bool:
-        """Whether it can be run with others: nobody listens to the exits on the way, and its rows form a chain."""
-        return self.on_exit is None and self.parents is None
-
-    def __call__(self) -> TargetOutput:
-        """Run it alone."""
-        if self.on_start is not None:
-            self.on_start()
-        if self.with_logits is None:
-            self.session.prefill(self.tokens, self.start, ledger=self.ledger)
-            return NO_OUTPUT
-        return self.session.run(
-            self.tokens,
-            self.start,
-            with_logits=self.with_logits,
-            ledger=self.ledger,
-            on_exit=self.on_exit,
-            exits=self.exits,
-            parents=self.parents,
-        )
-
-
-class Ticket(Generic[Result]):
-    """What a submitted job gives: its result or its error, once it is done.
-
-    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
-    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
-
-    Attributes:
-        error: what the job raised.
-        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
-        num_beside: how many other owners' passes were run together with this one.
-    """
-
-    __slots__ = ("_is_done", "_result", "_wake", "error", "num_beside", "queued_s")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.queued_s, self.num_beside = 0.0, 0
-        self._result: Result | None = None
-        self._is_done = False
-        self._wake = Lock()
-        self._wake.acquire()
-
-    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
-        """Give the result, or the error, to whoever waits; once."""
-        self._result, self.error = result, error
-        self._is_done = True
-        self._wake.release()
-
-    def done(self) -> bool:
-        """Whether the job is over."""
-        return self._is_done
-
-    def wait(self, timeout_s: float = -1.0) -> bool:
-        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
-        if not self._is_done and self._wake.acquire(timeout=timeout_s):
-            self._wake.release()
-        return self._is_done
-
-    def result(self) -> Result:
-        """Wait for the job; its result, or its error raised here."""
-        self.wait()
-        if self.error is not None:
-            raise self.error
-        return cast(Result, self._result)
-
-
-class Overdue(NamedTuple):
-    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
-
-    deadline_s: float
-    terminate: Callable[[], None]
 
 
 class TargetBatch(Protocol):

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
+from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.lookup import Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance
+from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 

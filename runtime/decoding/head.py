@@ -13,17 +13,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import HeadGuesses
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import (
-    FEWEST_FORCED,
-    Found,
-    InFlight,
-    ReadPrompt,
-    WindowSource,
-    learn,
-    with_siblings,
-)
-from mirrorsd.runtime.decoding.target_link import Acceptance, RowReader, TargetLink
+from mirrorsd.runtime.decoding.links import TargetLink
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, RowReader, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, learn, with_siblings
 from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge
 from mirrorsd.runtime.policy.siblings import Known, SiblingChooser

@@ -6,9 +6,9 @@ How good such a guess is depends on how long the two places agree, and is learne
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, FreeRows, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import FreeRows
 from mirrorsd.texts.config import LONGEST_WINDOW
 
 

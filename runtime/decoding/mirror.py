@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLink
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
+from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import Acceptance, StepRecord
+from mirrorsd.runtime.decoding.step import SerialSource
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
-from mirrorsd.runtime.ledger import Estimate
+from mirrorsd.runtime.ledger import Estimate, ExitGuesses
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
 from mirrorsd.runtime.policy.windows import worth_by_rows
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContinuationError
-from mirrorsd.runtime.decoding.request import REPLAY, Request
-from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.request import REPLAY, Acceptance, Request
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.texts.config import LONGEST_WINDOW
 

@@ -1,8 +1,11 @@
-"""One request: its text, its limits, its randomness, and the record of its steps."""
+"""One request: its text, its limits, its randomness, the record of its steps, and which guesses of a window it accepts.
+
+That is a walk along the target's own choices.
+"""
 
 import threading
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,8 +16,9 @@ from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationErro
 from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.draft.tree import RepeatedText
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.policy.siblings import Siblings
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
-from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
+from mirrorsd.runtime.sampling.chooser import Choice, Mask, TokenChooser, no_finite_logits
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 REPLAY = "replay"
@@ -262,3 +266,98 @@ def check_continuation_fits(num_prompt: int, num_continued: int, context: int) -
     if num_prompt + num_continued > context:
         found = f"the prompt has {num_prompt} and continue_from {num_continued}"
         raise ContextLengthError.of(context, found)
+
+
+ChooseRow = Callable[[int, Sequence[int]], Choice]
+"""The target's choice behind a row, and the guesses that lead there from the head token on."""
+
+
+class Acceptance(NamedTuple):
+    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus.
+
+    `aside` are siblings that were right behind these, which stand in `rows_aside`, counted from the head token's row.
+    """
+
+    num_accepted: int
+    next_token: int
+    gaps: tuple[float, ...]
+    aside: tuple[int, ...] = ()
+    rows_aside: tuple[int, ...] = ()
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The tokens behind the accepted part of the window."""
+        return (*self.aside, self.next_token)
+
+    @property
+    def num_right(self) -> int:
+        """Guesses that were right."""
+        return self.num_accepted + len(self.aside)
+
+
+def graph_choice(token: int, gap: float, position: int) -> Choice:
+    """The target's own best token, as its graph found it.
+
+    Raises:
+        DeviceError: the gap to the runner-up is no finite number, so that the logits were none either.
+    """
+    if not isfinite(gap):
+        raise no_finite_logits(position)
+    return Choice(token, gap)
+
+
+def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]) -> Acceptance:
+    """Verify a window against the target, row by row, stopping at the first difference.
+
+    Row `i` predicts what follows the head token and `i` window tokens, so its choice is compared with `window[i]`.
+    `choose_row(i)` is called for rows `0 .. num_accepted` only: later rows saw a text that is not the target's.
+
+    With window `[7, 8, 9]` and target choices `[7, 8, 5, ...]` two tokens are accepted and 5 is the correction:
+
+    >>> choices = [7, 8, 5, 1]
+    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
+    (2, 5)
+
+    With choices `[7, 8, 9, 4]` all three are accepted and 4 is the bonus:
+
+    >>> choices = [7, 8, 9, 4]
+    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
+    (3, 4)
+    """
+    gaps = []
+    for row, token in enumerate((*window.tolist(), None)):
+        choice = choose_row(row)
+        gaps.append(choice.gap)
+        if choice.token != token:
+            return Acceptance(row, choice.token, tuple(gaps))
+    raise AssertionError("unreachable: no choice equals the None after the window")
+
+
+def accept_tree(window: NDArray[np.int64], siblings: Siblings, choose: ChooseRow) -> Acceptance:
+    """As `accept_window`, with siblings: the target's choice behind a row picks the row that follows, if there is one.
+
+    `choose(row, path)` is asked for rows of the text alone; `path` are the guesses that lead there. Row 0 is the head
+    token's, the window's rows follow, then the siblings'.
+
+    Window `[7, 8]` has 5 beside its 8. The target says 7, then 5, and 4 behind that, in row 3:
+
+    >>> choices = [7, 5, 0, 4]
+    >>> accept_tree(np.array([7, 8]), Siblings(np.array([5]), np.array([1])), lambda row, _: Choice(choices[row], 1.0))
+    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,), rows_aside=(3,))
+    """
+    rows = {(row, token): row + 1 for row, token in enumerate(window.tolist())}
+    beside = zip(siblings.parents.tolist(), siblings.tokens.tolist(), strict=True)
+    rows |= {place: len(window) + 1 + number for number, place in enumerate(beside)}
+    path, taken, gaps = list[int](), list[int](), list[float]()
+    row, num_accepted = 0, 0
+    while True:
+        choice = choose(row, path)
+        gaps.append(choice.gap)
+        following = rows.get((row, choice.token))
+        if following is None:
+            aside = tuple(path[num_accepted:]), tuple(taken[num_accepted:])
+            return Acceptance(num_accepted, choice.token, tuple(gaps), *aside)
+        row = following
+        path.append(choice.token)
+        taken.append(row)
+        num_accepted += row <= len(window)

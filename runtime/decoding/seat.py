@@ -10,20 +10,21 @@ from contextlib import suppress
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
-from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
 from mirrorsd.runtime.decoding.lookup import LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.protocol import Decoder, InFlight, Outcome
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.step import FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
 from mirrorsd.runtime.policy.windows import WindowLength
+from mirrorsd.runtime.turns import Turns, TurnTaker
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
@@ -220,3 +221,67 @@ def _head_source(request: Request, target: TargetLink, head: HeadLink, known: Kn
     is_sampling = request.chooser.is_sampling
     windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
     return HeadSource(request, head, windows, _siblings(request, target, windows))
+
+
+class SeatedDecoder(Decoder, TurnTaker):
+    """Takes the session's turn for every step; where another request had the caches meanwhile, it starts over.
+
+    Starting over reads the text so far into the caches again, and changes no token.
+
+    Attributes:
+        name: the method that runs.
+        draft_failure: why the draft was given up, if it was.
+    """
+
+    def __init__(self, request: Request, seat: Seat, turns: Turns) -> None:
+        self.request, self.name = request, str(request.config.method)
+        self.draft_failure: str | None = None
+        self._seat, self._turns = seat, turns
+        self._decoder: Decoder | None = None
+        self._is_replaying = False
+
+    def start(self) -> InFlight:
+        self._seat.check_reachable()
+        try:
+            self._turns.take(self)
+            return self._begin()[1]
+        finally:
+            self._turns.pause(self)
+
+    def step(self, inflight: InFlight) -> Outcome:
+        self._seat.check_reachable()
+        try:
+            is_unchanged = self._turns.take(self)
+            decoder = self._decoder
+            is_replayed = self._is_replaying and not self.request.num_to_replay
+            if decoder is None or not is_unchanged or is_replayed:  # from here on its own method takes over
+                num_reused = self.request.num_reused
+                decoder, inflight = self._begin()
+                self.request.num_reused = num_reused
+            outcome = decoder.step(inflight)
+            self.draft_failure = self.draft_failure or self._seat.draft_failure
+            self._turns.check(self)
+            return outcome
+        finally:
+            self._turns.pause(self)
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request, and the turn to the next one."""
+        if not self._seat.is_forked:
+            self._turns.retire(self)
+
+    def leave(self) -> None:
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.close()
+
+    def raise_if_unwanted(self) -> None:
+        self.request.raise_if_cancelled()
+
+    def _begin(self) -> tuple[Decoder, InFlight]:
+        request = self.request
+        self._is_replaying = request.num_to_replay > 0
+        decoder = self._decoder = self._seat.decoder(request, request.config.method)
+        if not self._is_replaying:
+            self.name = decoder.name
+        return decoder, decoder.start()

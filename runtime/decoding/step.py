@@ -1,138 +1,48 @@
-"""One step, whatever the method: verify the window in flight, commit what the target says, find the next window.
+"""One text's loop and its step, whatever the method: verify what is in flight, commit, find the next window.
 
 What varies is where the next window comes from: an object behind `WindowSource`. Which tokens come out never depends on
 it. The window in flight is the loop's only state besides the caches and the text. The plainest sources are here too:
 no window, and draft, then verify. The others fall back on them.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import count, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.target_link import (
+from mirrorsd.graphs.errors import Cancelled, ContinuationError
+from mirrorsd.runtime.decoding.links import DraftLink, TargetLink
+from mirrorsd.runtime.decoding.protocol import (
+    Decoder,
+    Found,
+    GeneratedToken,
+    InFlight,
+    Outcome,
+    ReadPrompt,
+    RowReader,
+    Stop,
+    WindowSource,
+    Written,
+)
+from mirrorsd.runtime.decoding.request import (
     Acceptance,
     ChooseRow,
-    RowReader,
-    TargetLink,
+    Request,
+    StepRecord,
     accept_tree,
     accept_window,
+    graph_choice,
 )
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
-from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
+from mirrorsd.runtime.ledger import TargetOutput
+from mirrorsd.runtime.policy.siblings import Known, SiblingChooser
 from mirrorsd.runtime.policy.windows import WindowLength, WindowOrder
-from mirrorsd.runtime.sampling.chooser import graph_choice
+from mirrorsd.texts.shown_text import Piece, StopWatch
 
 FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
-
-
-class InFlight(NamedTuple):
-    """The next thing to verify: the head token stands at position `head`, `window` follows it, `siblings` stand beside.
-
-    The `num_again` tokens before the head were siblings, whose rows are not kept: they are fed once more.
-    """
-
-    head: int
-    window: NDArray[np.int64]
-    siblings: Siblings = NO_SIBLINGS
-    num_again: int = 0
-
-    def rows_of(self, acceptance: Acceptance) -> NDArray[np.int64]:
-        """Rows of the pass that are text, the head token's first.
-
-        >>> found = Acceptance(1, 4, (), aside=(5,), rows_aside=(3,))
-        >>> InFlight(9, np.array([7, 8]), num_again=1).rows_of(found).tolist()
-        [1, 2, 4]
-        """
-        return self.num_again + np.array([*range(1 + acceptance.num_accepted), *acceptance.rows_aside])
-
-
-class Outcome(NamedTuple):
-    """One step's committed tokens (accepted window tokens, then the target's own) and what to verify next."""
-
-    tokens: list[int]
-    num_accepted: int
-    inflight: InFlight
-    method: str
-
-
-class Found(NamedTuple):
-    """The next window; `source` as in `StepRecord.next_source`."""
-
-    window: NDArray[np.int64] = NO_TOKENS
-    source: str = "none"
-    siblings: Siblings = NO_SIBLINGS
-
-
-class Beside(Protocol):
-    """What works beside one pass of the target; `is_listening` says whether it wants to hear the exits."""
-
-    is_listening: bool
-
-    def start(self) -> None:
-        """The pass begins. Runs on the target's thread, just before its device starts."""
-
-    def hear(self, guesses: ExitGuesses) -> None:
-        """An exit has spoken. Runs on the target's thread, between its stages."""
-
-    def end(self, acceptance: Acceptance) -> None:
-        """The pass is over and verified. Runs on the scheduler's thread, as all of `WindowSource` does."""
-
-
-class ReadPrompt(Protocol):
-    """Has the target read the prompt, and `reader` what has been read."""
-
-    def __call__(self, reader: RowReader | None = None) -> None:
-        """Read it."""
-
-
-class WindowSource(Protocol):
-    """Where the next window comes from.
-
-    Attributes:
-        name: the method of the step that has begun last.
-    """
-
-    name: str
-
-    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        """Have the target read the prompt, and get ready meanwhile; the first window."""
-
-    def begin(self, inflight: InFlight) -> Beside | None:
-        """A pass over `inflight` is about to begin: what works beside it; by itself nothing."""
-        return None
-
-    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
-        """The window after `inflight`, which was verified and committed."""
-
-    def observe(self, step: StepRecord) -> None:
-        """Learn from the step, which is over; by itself nothing is learned."""
-        return
-
-    def close(self) -> None:
-        """Leave nothing running; by itself nothing is."""
-        return
-
-
-class Decoder(Protocol):
-    """What the generation loop needs."""
-
-    name: str
-    request: Request
-
-    def start(self) -> InFlight:
-        """Prefill; the first window to verify."""
-
-    def step(self, inflight: InFlight) -> Outcome:
-        """Verify, commit, find the next window."""
-
-    def close(self) -> None:
-        """Leave nothing running that belongs to this request."""
 
 
 class StepDecoder(Decoder):
@@ -154,8 +64,9 @@ class StepDecoder(Decoder):
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
         ticket = self.target.submit(request, *inflight, on_start=on_start, on_exit=on_exit)
-        request.chooser.look_ahead(inflight.window)
-        request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
+        if request.chooser.needs_logits:  # else the target's graph chooses
+            request.chooser.look_ahead(inflight.window)
+            request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
         request.in_company_of(ticket.num_beside)
         if beside is not None:
@@ -189,7 +100,7 @@ class StepDecoder(Decoder):
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
-        choose = self._choice(inflight, output.after(inflight.num_again))
+        choose = self._choice(inflight, output.after(inflight.num_again) if inflight.num_again else output)
         if len(inflight.siblings.tokens):
             return accept_tree(inflight.window, inflight.siblings, choose)
         path = inflight.window.tolist()
@@ -274,6 +185,9 @@ class SerialSource(WindowSource):
     def order(self) -> WindowOrder:
         """What the draft is asked for now."""
         return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
+
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the pass: the devices take turns."""
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
@@ -365,3 +279,90 @@ class SerialSource(WindowSource):
         """A window after the text that the draft knows."""
         order = self.order
         return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS
+
+
+def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Written | Stop]:
+    """Step until the text is over; yields what each step has written and one `Stop` at the end.
+
+    Tokens that a step committed after the stopping token are dropped, and counted nowhere.
+    """
+    request = decoder.request
+    token_ids: list[int] = []
+    inflight: InFlight | None = None
+    num_spans = 0
+    while True:
+        try:
+            inflight = decoder.start() if inflight is None else inflight
+            request.raise_if_cancelled()
+            is_given = len(inflight.window) > 0
+            outcome = decoder.step(inflight)
+        except Cancelled:
+            if not request.is_overdue():
+                raise
+            request.end_after(len(token_ids))
+            last = watch.finish("deadline")
+            yield Written(last.text, ())
+            yield Stop(last.stop_reason or "deadline", token_ids)
+            return
+        inflight = outcome.inflight
+        pieces: list[Piece] = []
+        reason: str | None = None
+        first = len(token_ids)
+        for token in outcome.tokens:
+            token_ids.append(token)
+            pieces.append(watch.push(token))
+            reason = pieces[-1].stop_reason
+            if reason is not None:
+                break
+        if reason is None and request.num_tokens >= request.max_tokens:
+            is_done = request.num_new >= request.config.max_new_tokens
+            pieces.append(watch.finish("length" if is_done else "context"))
+            reason = pieces[-1].stop_reason
+        labelled = _label(outcome, token_ids[first:], request, first, is_given=is_given)
+        tokens = _with_texts(labelled, pieces)
+        if reason is not None:
+            request.end_after(len(token_ids))
+            _check_all_replayed(request, reason)
+        spans = tuple(request.ledger.spans[num_spans:])
+        num_spans += len(spans)
+        yield Written("".join(piece.text for piece in pieces), tokens, spans=spans)
+        if reason is not None:
+            yield Stop(reason, token_ids)
+            return
+
+
+def _check_all_replayed(request: Request, reason: str) -> None:
+    """Refuse to end before the ids that the text was to go on from."""
+    if request.num_to_replay:
+        place = request.num_new
+        raise ContinuationError.of(place, f"{request.config.continue_from[place]} was given, it is over ({reason})")
+
+
+def _label(
+    outcome: Outcome, token_ids: list[int], request: Request, first: int, *, is_given: bool
+) -> tuple[GeneratedToken, ...]:
+    """Say of a step's tokens, the text's `first` and those after it, where they came from and how likely they were.
+
+    Plain decoding that was given no window (`is_given`) and verified one has looked it up in the text; so has a step
+    behind one that says so.
+    """
+    own = "plain" if outcome.method == "plain" else "correction"
+    is_free = outcome.method == "plain" and not is_given
+    is_looked_up = is_free or (len(request.steps) > 1 and request.steps[-2].next_source == "text")
+    sources = ["lookup" if is_looked_up else "window"] * outcome.num_accepted + [own]
+    places = count(request.num_prompt + first)
+    logprobs = map(request.chooser.take_logprob, places) if request.config.logprobs else repeat(None)
+    return tuple(
+        GeneratedToken(token, source, logprob=logprob)
+        for token, source, logprob in zip(token_ids, sources, logprobs, strict=False)
+    )
+
+
+def _with_texts(tokens: tuple[GeneratedToken, ...], pieces: list[Piece]) -> tuple[GeneratedToken, ...]:
+    """Give each token what became certain with it; the last one also what was held back until the end."""
+    last = len(tokens) - 1
+    texts = [*(piece.text for piece in pieces[:last]), "".join(piece.text for piece in pieces[last:])]
+    return tuple(
+        token._replace(text=text, num_decoded=piece.num_decoded)
+        for token, text, piece in zip(tokens, texts, pieces, strict=False)
+    )

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from mirrorsd.runtime.backends.protocol import Overdue, Result, TargetBatch, TargetOutput, TargetPass, Ticket
-from mirrorsd.runtime.ledger import TIME_MEMORY
+from mirrorsd.runtime.backends.protocol import TargetBatch
+from mirrorsd.runtime.ledger import TIME_MEMORY, Overdue, Result, TargetOutput, TargetPass, Ticket
 from mirrorsd.texts.config import SpeculationConfig
 
 _WAIT_SHARE = 0.5

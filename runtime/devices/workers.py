@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.backends.protocol import Overdue, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
+from mirrorsd.runtime.ledger import Overdue, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.turns import LOOK_S
 
 Result = TypeVar("Result")

@@ -300,7 +300,8 @@ class Drafter:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The best of candidates `[..., m]` for each of `positions [...]`, and how sure it is, `[..., 2]`."""
         assert self._chooser is not None
-        scores = self._chooser.rank(ids, logprobs, positions).reshape(-1, ids.shape[-1])
+        ranked = logprobs if self._chooser.keeps_order else self._chooser.rank(ids, logprobs, positions)
+        scores = ranked.reshape(-1, ids.shape[-1])
         every, best = np.arange(len(scores)), scores.argmax(axis=1)
         behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
         total = np.log(np.exp(behind).sum(axis=1))
@@ -312,7 +313,8 @@ class Drafter:
     def _choose_one(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], position: int) -> tuple[int, Share]:
         """As `_choose` for one list of candidates `[m]`. Plain floats: a dozen are too few for arrays to be fast."""
         assert self._chooser is not None
-        scores = self._chooser.rank(ids, logprobs, np.array(position)).tolist()
+        ranked = logprobs if self._chooser.keeps_order else self._chooser.rank(ids, logprobs, np.array(position))
+        scores = ranked.tolist()
         highest = max(scores)
         best = scores.index(highest)
         total = log(sum([exp(score - highest) for score in scores]))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
-from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY, Estimate, PlainPace
+from mirrorsd.runtime.ledger import RATE_MEMORY, TIME_MEMORY, Estimate
+from mirrorsd.runtime.policy.pace import PlainPace
 
 
 @dataclass(frozen=True, slots=True)

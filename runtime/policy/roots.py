@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.ledger import AcceptanceRate
+from mirrorsd.runtime.ledger import AcceptanceRate, ExitGuesses
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.texts.config import SpeculationConfig
 
@@ -193,6 +192,8 @@ def compete(
     chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
 ) -> ScoredCandidates:
     """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
+    if chooser.keeps_order:
+        return ScoredCandidates(ids, logprobs)
     noise = chooser.noise(ids, positions)
     return ScoredCandidates(ids, chooser.scores(logprobs, noise), noise)
 

@@ -35,6 +35,15 @@ class Siblings(NamedTuple):
 NO_SIBLINGS = Siblings(_NONE, _NONE)
 
 
+def pass_parents(num_again: int, num_chained: int, siblings: Siblings) -> NDArray[np.int64]:
+    """The row that each row of a pass follows: the first `num_chained` each other, siblings those of the window.
+
+    >>> pass_parents(1, 4, Siblings(np.array([7, 8]), np.array([0, 1]))).tolist()
+    [-1, 0, 1, 2, 1, 2]
+    """
+    return np.concatenate([np.arange(-1, num_chained - 1), num_again + siblings.parents])
+
+
 class Known(NamedTuple):
     """What a draft or a head thinks at a window's places.
 

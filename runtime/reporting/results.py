@@ -1,33 +1,20 @@
 """What a generation gives: tokens, chunks, the result."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
+from mirrorsd.devices.layouts import Layout
+from mirrorsd.runtime.decoding.protocol import GeneratedToken
 from mirrorsd.runtime.decoding.request import StepRecord
+from mirrorsd.runtime.decoding.seat import SeatedDecoder
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.stats import GenerationStats
+from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.reporting.trace import write_trace
 from mirrorsd.runtime.sampling.chooser import TokenLogprob
 from mirrorsd.texts.result_page import Piece, result_page
-
-
-class GeneratedToken(NamedTuple):
-    """A token and where it came from.
-
-    `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own
-    behind what it verified; `plain`: decoded plainly.
-    `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
-    `text` is what became certain with it: those of all tokens, joined, are the result's text.
-    `num_decoded` counts the characters that it decoded to itself, shown with it, with a later token, or never.
-    """
-
-    id: int
-    source: str
-    text: str = ""
-    logprob: TokenLogprob | None = None
-    num_decoded: int = 0
-
 
 _MOST_SHOWN = 60
 
@@ -106,3 +93,40 @@ class Chunk(NamedTuple):
     tokens: tuple[GeneratedToken, ...]
     result: GenerationResult | None = None
     spans: tuple[Span, ...] = ()
+
+
+def result_of(
+    place: SeatedDecoder,
+    chunks: Sequence[Chunk],
+    stop_reason: str,
+    started: float,
+    layout: Layout,
+    plain_tokens_per_second: float | None,
+) -> GenerationResult:
+    """What became of a text that `started` then and ends now."""
+    request = place.request
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    failure = place.draft_failure
+    return GenerationResult(
+        text="".join(chunk.text for chunk in chunks),
+        prompt_ids=request.tokens[: request.num_prompt].tolist(),
+        token_ids=[token.id for token in tokens],
+        stop_reason=stop_reason,
+        method=place.name,
+        device_map=layout.device_map.name,
+        layout=layout.name,
+        seed=request.config.seed,
+        stats=summarise(
+            request,
+            started,
+            perf_counter(),
+            [f"The draft failed: {failure}."] if failure else [],
+            stop_reason=stop_reason,
+            plain_tokens_per_second=plain_tokens_per_second,
+        ),
+        spans=tuple(request.ledger.spans),
+        steps=tuple(request.steps),
+        logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+        tokens=tuple(tokens),
+        step_texts=tuple(chunk.text for chunk in chunks),
+    )

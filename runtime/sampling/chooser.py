@@ -249,16 +249,6 @@ class TokenChooser:
         return drawn - self._penalties.handicap(ids) / self._temperature if self._penalties.is_wanted else drawn
 
 
-def graph_choice(token: int, gap: float, position: int) -> Choice:
-    """The target's own best token, as its graph found it.
-
-    Raises:
-        DeviceError: the gap to the runner-up is no finite number, so that the logits were none either.
-    """
-    _check_finite(gap, position)
-    return Choice(token, gap)
-
-
 def _best(scores: NDArray[np.float64], position: int) -> Choice:
     best = int(np.argmax(scores))
     best_score = float(scores[best])
@@ -270,10 +260,15 @@ def _best(scores: NDArray[np.float64], position: int) -> Choice:
 def _check_finite(best: float, position: int) -> None:
     """`max` and `argmax` hand NaN on, so that one look at the best is one at all."""
     if not math.isfinite(best):
-        raise DeviceError(
-            f"The target returned NaN or infinite logits for position {position}. Half precision may have overflowed, "
-            "or the device has failed: try another device map, or a bundle in bf16 or fp32."
-        )
+        raise no_finite_logits(position)
+
+
+def no_finite_logits(position: int) -> DeviceError:
+    """What is said of a target whose logits for a position are no numbers."""
+    return DeviceError(
+        f"The target returned NaN or infinite logits for position {position}. Half precision may have overflowed, "
+        "or the device has failed: try another device map, or a bundle in bf16 or fp32."
+    )
 
 
 def token_logprob(logits: NDArray[np.floating], token: int, num_top: int) -> TokenLogprob:

@@ -16,10 +16,10 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.decoding.request import check_prompt_fits
-from mirrorsd.runtime.generation import ChunkStream
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.side_by_side import side_by_side
+from mirrorsd.runtime.turns import ChunkStream
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
@@ -240,7 +240,7 @@ class LoadedBundle:
             first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])
             yield Started()
             others = [partial(_begin, task.token_ids, config) for config in task.configs[1:]]
-            texts: list[Callable[[MirrorSession], ChunkStream]] = [lambda _: first, *others]
+            texts: list[Callable[[MirrorSession], ChunkStream[Chunk]]] = [lambda _: first, *others]
             beside = partial(self._beside, session)
             for index, chunk in side_by_side(session, texts, beside, lambda: not self.num_waiting):
                 yield Part(index, chunk)
@@ -263,7 +263,7 @@ def _held(session: MirrorSession, place: ExitStack) -> Iterator[MirrorSession]:
         yield session
 
 
-def _begin(token_ids: Sequence[int], config: GenerationConfig, session: MirrorSession) -> ChunkStream:
+def _begin(token_ids: Sequence[int], config: GenerationConfig, session: MirrorSession) -> ChunkStream[Chunk]:
     return session.stream(token_ids=list(token_ids), config=config)
 
 

@@ -14,7 +14,7 @@ import pytest
 from mirrorsd import Cancelled, CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
-from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
+from mirrorsd.runtime.ledger import TargetOutput, TargetPass
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Task
 from mirrorsd.server.settings import ServerSettings

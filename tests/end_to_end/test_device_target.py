@@ -15,8 +15,7 @@ from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 
 CUDA = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
 

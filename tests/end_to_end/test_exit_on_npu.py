@@ -15,8 +15,7 @@ from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.machine.npu.conformance import exit_conformance
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger
 
 ON_NPU = ExitPlacement(device="NPU", emulated=True, precision="f32")
 

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 STUDY = Path(__file__).resolve().parents[2] / "bench" / "studies" / "files_per_token.py"
-MOST = {"plain": 15, "serial": 21, "mirror": 23, "auto": 24}
+MOST = {"plain": 11, "serial": 14, "mirror": 16, "auto": 17}
+"""Of a greedy text, whose tokens the target's graph chooses."""
+MORE = {"greedy": 0, "sampled": 2, "filtered, penalised": 4}
 
 
 def test_a_token_passes_few_files_by_any_method(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -16,6 +18,7 @@ def test_a_token_passes_few_files_by_any_method(tiny_bundle: Path, tmp_path: Pat
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
     assert len(rows) == 3 * len(MOST)
-    found = {f"{row['text']}, {row['method']}": row["median"] for row in rows if row["median"] > MOST[row["method"]]}
-    assert not found
+    most = [MOST[row["method"]] + MORE[row["text"]] for row in rows]
+    long_ones = [row for row, allowed in zip(rows, most, strict=True) if row["median"] > allowed]
+    assert [(row["text"], row["method"], row["median"]) for row in long_ones] == []
     assert all(row["median"] > 8 for row in rows), "nothing was counted"

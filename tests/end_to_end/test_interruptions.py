@@ -19,7 +19,7 @@ from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import choose_layout
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled, DeviceError, GenerationError
-from mirrorsd.runtime.decoding import target_link
+from mirrorsd.runtime.decoding import links
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
@@ -228,7 +228,7 @@ def test_a_pass_that_takes_too_long_is_ended(make_pipe, is_lent: bool) -> None:
 
 def test_a_target_that_hangs_for_ever_hangs_nobody(make_pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "CLOSE_S", 0.5)
-    monkeypatch.setattr(target_link, "_TERMINATE_S", 0.2)
+    monkeypatch.setattr(links, "_TERMINATE_S", 0.2)
     pipe = make_pipe(StubbornTarget, target_deadline_s=0.3)
     other = pipe.session()
     StubbornTarget.hang.set()

@@ -11,8 +11,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetSession
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.backends.protocol import TargetSession
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger
 
 ON_OPENVINO = TargetPlacement(runtime="openvino", precision="f32")
 SETTINGS = {"max_new_tokens": 48, "ignore_eos": True}

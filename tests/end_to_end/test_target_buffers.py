@@ -58,11 +58,12 @@ def test_prompts_of_any_length_leave_the_bindings_of_decoding(session: OnnxTarge
         session.prefill(tokens[:size], 0, ledger=Ledger())
     assert np.array_equal(logits(session, tokens[:1]), one_row)
     assert session._passes.bound[1] is bound
-    assert list(session._passes.prefills) == list(range(57, 65))
+    assert list(session._passes.prefills) == [63, 64]
 
 
-def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.bound_pass._MOST_PASSES", 3)
+def test_a_prompt_leaves_the_bindings_of_whole_chunks_and_of_its_end(
+    session: OnnxTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released: list[BoundPass] = []
     release = BoundPass.release
 
@@ -72,10 +73,10 @@ def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch:
 
     monkeypatch.setattr(BoundPass, "release", spy)
     tokens = np.random.default_rng(3).integers(0, session.vocab_size, 8)
-    for size in (1, 2, 3, 1, 4, 1, 5):
-        logits(session, tokens[:size])
-    assert list(session._passes.bound) == [4, 1, 5]
-    assert len(released) == 2
+    for size in (8, 8, 3, 8, 8, 5):
+        session.prefill(tokens[:size], 0, ledger=Ledger())
+    assert list(session._passes.prefills) == [8, 5]
+    assert len(released) == 1
 
 
 def test_every_pass_names_its_graph_so_that_no_run_looks_for_one_in_vain(session: OnnxTarget) -> None:

@@ -11,7 +11,7 @@ from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.devices.inventory import cannot_take_trees
 from mirrorsd.devices.onnxruntime import device as onnx_device
-from mirrorsd.devices.onnxruntime.masked_graph import RowLayout
+from mirrorsd.devices.onnxruntime.masked_graph import MOST_APART, RowLayout, rows_apart
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -91,6 +91,10 @@ def test_texts_are_those_of_plain_decoding(
                 assert found.token_ids == expected.token_ids
                 num_siblings += sum(step.num_siblings for step in found.steps)
     assert num_siblings or form
+
+
+def test_rounding_is_far_from_what_is_refused(tiny_bundle: Path) -> None:
+    assert rows_apart(open_session(tiny_bundle, takes_trees=True)) < MOST_APART / 3
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4, "top_k": 20}])

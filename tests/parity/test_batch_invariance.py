@@ -20,8 +20,7 @@ from mirrorsd.export.integer_choice import by_row
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.backends.protocol import TargetPass
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, TargetPass
 
 CONTEXT = 72
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}

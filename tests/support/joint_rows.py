@@ -6,8 +6,7 @@ import numpy as np
 
 from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.backends.protocol import TargetPass
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, TargetPass
 
 
 def count_different(

@@ -38,15 +38,8 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
     plan_of,
     seated,
 )
-from mirrorsd.runtime.backends.protocol import (
-    MOST_SEATED,
-    NO_OUTPUT,
-    TargetBatch,
-    TargetOutput,
-    TargetPass,
-    TargetSession,
-)
-from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetBatch, TargetSession
+from mirrorsd.runtime.ledger import NO_OUTPUT, Ledger, Span, TargetOutput, TargetPass
 from mirrorsd.texts.config import LONGEST_WINDOW
 
 _MOST_AT_A_TABLE = 2

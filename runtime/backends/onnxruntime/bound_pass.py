@@ -20,14 +20,10 @@ from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
-from mirrorsd.runtime.backends.protocol import TargetOutput
+from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
 from mirrorsd.texts.config import LONGEST_WINDOW
-
-_MOST_PASSES, _MOST_PREFILLS = 64, 8
-"""Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
-"""
 
 
 class OpenedTarget(Protocol):
@@ -212,8 +208,8 @@ class SessionPasses:
 
     Attributes:
         caches: past and present keys and values, by name.
-        bound: passes over windows, those used last behind the others.
-        prefills: those over prompts.
+        bound: passes over windows.
+        prefills: those over prompts, that used last behind the other.
     """
 
     def __init__(self, model: OpenedTarget, caches: Mapping[str, ort.OrtValue], states: RecurrentStates | None) -> None:
@@ -223,11 +219,15 @@ class SessionPasses:
         self.prefills: dict[int, BoundPass] = {}
 
     def of(self, num_rows: int, *, is_prefill: bool) -> BoundPass:
-        """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
-        passes, most = (self.prefills, _MOST_PREFILLS) if is_prefill else (self.bound, _MOST_PASSES)
+        """The pass of so many rows.
+
+        Windows have few sizes, and all are kept. A prompt is read in whole chunks, and one of any size at its end: two
+        are kept, those used last.
+        """
+        passes = self.prefills if is_prefill else self.bound
         found = passes.pop(num_rows, None)
         if found is None:
-            if len(passes) >= most:
+            if is_prefill and len(passes) > 1:
                 passes.pop(next(iter(passes))).release()
             rows = {"num_rows": num_rows, "logit_rows": 1 if is_prefill else num_rows}
             with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):

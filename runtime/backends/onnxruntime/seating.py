@@ -26,7 +26,8 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     of_table,
 )
 from mirrorsd.runtime.backends.onnxruntime.rooms import Room
-from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetPass
+from mirrorsd.runtime.backends.protocol import MOST_SEATED
+from mirrorsd.runtime.ledger import TargetPass
 
 NUM_GUESTS = 1
 """Of a pass. A place for one costs a node of attention in every layer, used or not: a tenth of a joint pass of SmolLM2.

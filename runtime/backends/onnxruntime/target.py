@@ -33,8 +33,8 @@ from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetModel, TargetSession
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.texts.config import LONGEST_WINDOW
 

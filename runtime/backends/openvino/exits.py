@@ -18,7 +18,7 @@ from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.protocol import ExitGuesses
+from mirrorsd.runtime.ledger import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)
 

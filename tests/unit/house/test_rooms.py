@@ -10,9 +10,9 @@ ROOT = Path(__file__).resolve().parents[3]
 MOST_MODULES = 15
 ROOMS: dict[str, dict[str, set[str]]] = {
     "runtime": {
-        "ledger": set(),
-        "turns": set(),
         "sampling": set(),
+        "ledger": {"sampling"},
+        "turns": set(),
         "backends": {"ledger", "sampling"},
         "saved_cache": {"backends"},
         "policy": {"backends", "ledger", "sampling"},
@@ -20,15 +20,14 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "tuned": {"devices", "policy"},
         "draft": {"backends", "ledger", "policy", "sampling"},
         "engine": {"backends", "devices", "policy", "tuned"},
-        "decoding": {"backends", "devices", "draft", "engine", "ledger", "policy", "sampling"},
+        "decoding": {"backends", "devices", "draft", "engine", "ledger", "policy", "sampling", "turns"},
         "reporting": {"decoding", "ledger", "sampling"},
         "side_by_side": {"reporting"},
-        "generation": {"decoding", "reporting", "turns"},
         "session": {
-            *("decoding", "devices", "draft", "engine", "generation"),
+            *("decoding", "devices", "draft", "engine"),
             *("reporting", "sampling", "saved_cache", "side_by_side", "turns"),
         },
-        "seats": {"session"},
+        "seats": {"session", "turns"},
         "loading": {"backends", "devices", "engine", "ledger", "policy", "tuned"},
         "pipeline": {"devices", "engine", "loading", "reporting", "seats", "session", "tuned"},
     },

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.protocol import TargetOutput
+from mirrorsd.runtime.decoding.protocol import Decoder
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
-from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.runtime.sampling.chooser import Mask
 from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from mirrorsd.runtime.generation import ChunkStream
 from mirrorsd.runtime.reporting.results import Chunk
 from mirrorsd.runtime.side_by_side import side_by_side
+from mirrorsd.runtime.turns import ChunkStream
 
 WORDS = ("one ", "two ", "three ")
 
@@ -26,7 +26,7 @@ class Desk:
         self.failing: set[int] = set()
         self.texts = [partial(self._begin, number) for number in range(count)]
 
-    def _begin(self, number: int, writer: str) -> ChunkStream:
+    def _begin(self, number: int, writer: str) -> ChunkStream[Chunk]:
         self.writers[number] = writer
         return ChunkStream(self._write(number), partial(self._stop, number))
 

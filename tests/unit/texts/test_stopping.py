@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mirrorsd.runtime.decoding.protocol import InFlight, Outcome, Stop, Written
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import InFlight, Outcome
-from mirrorsd.runtime.generation import Stop, run_steps
-from mirrorsd.runtime.reporting.results import Chunk
+from mirrorsd.runtime.decoding.step import run_steps
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 from mirrorsd.texts.shown_text import IncrementalDecoder, StopWatch
 
@@ -105,7 +104,7 @@ def test_how_steps_group_the_tokens_changes_neither_text_nor_end(tokenizer: Toke
     for _ in range(50):
         watch = StopWatch(config, (tokenizer.token_to_id("<end>"),), IncrementalDecoder(tokenizer))
         events = list(run_steps(Grouped(grouped(tokens, random), config), watch))
-        text = "".join(event.text for event in events if isinstance(event, Chunk))
+        text = "".join(event.text for event in events if isinstance(event, Written))
         last = events[-1]
         assert isinstance(last, Stop)
         seen.add((text, last.reason, tuple(last.token_ids)))

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger

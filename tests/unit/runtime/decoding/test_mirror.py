@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TipGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
+from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.mirror import Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import BranchTable
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger
 from mirrorsd.runtime.policy.roots import RootPlanner, RootScores
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser

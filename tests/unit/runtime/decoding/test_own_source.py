@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, StepDecoder
+from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
+from mirrorsd.runtime.decoding.step import StepDecoder
 from mirrorsd.texts.config import GenerationConfig
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

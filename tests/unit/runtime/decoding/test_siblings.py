@@ -12,7 +12,7 @@ from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
-from mirrorsd.runtime.decoding.target_link import Acceptance, accept_tree
+from mirrorsd.runtime.decoding.request import Acceptance, accept_tree
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import LearnedLengths
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser

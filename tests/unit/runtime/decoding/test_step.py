@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import InFlight
-from mirrorsd.runtime.decoding.target_link import Acceptance, accept_window
+from mirrorsd.runtime.decoding.protocol import InFlight
+from mirrorsd.runtime.decoding.request import Acceptance, Request, accept_window
 from mirrorsd.runtime.sampling.chooser import Choice
 from mirrorsd.texts.config import GenerationConfig
 

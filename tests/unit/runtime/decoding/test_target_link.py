@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
-from mirrorsd.runtime.backends.protocol import TargetOutput
+from mirrorsd.runtime.decoding.links import TargetLink
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.tree import NO_TOKENS
+from mirrorsd.runtime.ledger import TargetOutput
 from mirrorsd.testing.fake import FakeTarget
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 

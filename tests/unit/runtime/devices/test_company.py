@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import TargetPass, Ticket
 from mirrorsd.runtime.devices import company as company_module
 from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
 from mirrorsd.testing.fake import FakeBatch, FakeTarget
 
 VOCAB = 8

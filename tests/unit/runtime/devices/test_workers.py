@@ -7,8 +7,8 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import Overdue, Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.ledger import Overdue, Ticket
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.ledger import PlainPace
 from mirrorsd.runtime.policy.account import Account, Attention, PairKnowledge
+from mirrorsd.runtime.policy.pace import PlainPace
 
 TARGET_MS = ((1.0, 10.0), (8.0, 12.0))
 SPEEDS, TOKENS = {"mirror": 150.0, "serial": 180.0, "plain": 100.0}, {"mirror": 3.0, "serial": 3.6, "plain": 1.0}

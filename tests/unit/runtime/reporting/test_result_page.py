@@ -5,8 +5,9 @@ from html import unescape
 
 import pytest
 
+from mirrorsd.runtime.decoding.protocol import GeneratedToken
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.results import GeneratedToken, GenerationResult
+from mirrorsd.runtime.reporting.results import GenerationResult
 
 TOKENS = (
     GeneratedToken(1, "window", "Once "),

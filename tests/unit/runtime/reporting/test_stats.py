@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime.decoding import request
+from mirrorsd.runtime.decoding.protocol import Stop
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.decoding.step import run_steps
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.testing.fake import FakeDraft, FakeTarget

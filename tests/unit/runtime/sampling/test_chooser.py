@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
+from mirrorsd.runtime.decoding.request import graph_choice
+from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser
 from mirrorsd.runtime.sampling.filters import kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row

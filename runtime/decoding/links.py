@@ -1,45 +1,32 @@
-"""The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached.
+"""The scheduler's lines to both devices' workers, for one request.
 
-Owns, too, which guesses of a window the answer accepts: a walk along the target's own choices.
+To the target: chunked prefill, passes over windows, the record of what is cached. To the draft, which costs speed when
+it fails, never a token: whatever it does wrong is one warning, after which decoding goes on plainly.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import (
-    ExitGuesses,
-    HeadGuesses,
-    Kept,
-    Overdue,
-    TargetOutput,
-    TargetPass,
-    TargetSession,
-    Ticket,
-)
+from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetSession
+from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
+from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import longest_common_prefix
-from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
-from mirrorsd.runtime.sampling.chooser import Choice
+from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Overdue, TargetOutput, TargetPass, Ticket
+from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings, pass_parents
 
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0
 """Seconds that a device has to end a pass when it is asked to."""
-
-
-class RowReader(Protocol):
-    """Reads what the target's passes leave behind of the prompt's rows."""
-
-    def num_read(self, tokens: NDArray[np.int64]) -> int:
-        """How many rows of a text it has read before; those behind them must pass through the target again."""
-
-    def read(self, start: int, stop: int) -> None:
-        """Rows `start .. stop - 1` have passed, and no other pass has begun since."""
 
 
 class TargetLink:
@@ -120,8 +107,8 @@ class TargetLink:
 
         Rows are padded where equal row counts are asked for. Exits are heard of the head token's and the window's rows.
         Where the caller has nothing to do meanwhile, the pass may be over when this returns. `on_start` and `on_exit`
-        run on the target's thread, just before its device starts and between its stages: while
-        the device works, that thread leaves the interpreter to whom they woke.
+        run on the target's thread, just before its device starts and between its stages, which leave the interpreter
+        to whom they woke.
         """
         start, stop = head - num_again, num_again + 1 + len(window)
         rows = np.concatenate([request.tokens[start : head + 1], window, siblings.tokens])
@@ -138,9 +125,9 @@ class TargetLink:
             on_start=on_start,
             on_exit=on_exit if len(rows) == 1 + len(window) else _of_rows(on_exit, num_again, stop),
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
-            parents=_parents(num_again, stop, siblings) if len(siblings.tokens) else None,
+            parents=pass_parents(num_again, stop, siblings) if len(siblings.tokens) else None,
         )
-        if request.chooser.draws_ahead(self.vocab_size):
+        if request.chooser.needs_logits and request.chooser.draws_ahead(self.vocab_size):
             return self._worker.submit(job, request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
         return self._worker.perform(job, request.ledger, overdue)
@@ -226,94 +213,171 @@ def _of_rows(
     return None if on_exit is None else lambda guesses: on_exit(guesses.rows(start, stop))
 
 
-def _parents(num_again: int, num_chained: int, siblings: Siblings) -> NDArray[np.int64]:
-    """The row that each row of a pass follows: the first `num_chained` each other, siblings those of the window.
+class DraftLink:
+    """Posts jobs to the draft worker for one request and watches over their outcome.
 
-    >>> _parents(1, 4, Siblings(np.array([7, 8]), np.array([0, 1]))).tolist()
-    [-1, 0, 1, 2, 1, 2]
-    """
-    return np.concatenate([np.arange(-1, num_chained - 1), num_again + siblings.parents])
-
-
-ChooseRow = Callable[[int, Sequence[int]], Choice]
-"""The target's choice behind a row, and the guesses that lead there from the head token on."""
-
-
-class Acceptance(NamedTuple):
-    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus.
-
-    `aside` are siblings that were right behind these, which stand in `rows_aside`, counted from the head token's row.
+    Attributes:
+        drafter: only ever touched by jobs on the draft worker.
+        has_text: whether the draft has been given this text: before, it is decoded plainly.
+        failure: why the draft was given up, or None while it works.
+        takes_turns: whether draft and target compute on the same cores: side by side, each would slow the other.
     """
 
-    num_accepted: int
-    next_token: int
-    gaps: tuple[float, ...]
-    aside: tuple[int, ...] = ()
-    rows_aside: tuple[int, ...] = ()
+    def __init__(
+        self,
+        drafter: Drafter,
+        worker: Worker,
+        deadline_s: float,
+        ledger: Ledger,
+        *,
+        takes_turns: bool = False,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.drafter = drafter
+        self.takes_turns = takes_turns
+        self.failure: str | None = None
+        self.has_text = False
+        self._preparation: Ticket[None] | None = None
+        self._worker = worker
+        self._deadline_s = deadline_s
+        self._ledger, self._is_cancelled = ledger, is_cancelled
+        self._posted: list[Ticket[Any]] = []
+        self._held: deque[Callable[[], object]] = deque()
+
+    def prepare(self, num_slots: int, worker: Worker) -> None:
+        """Let the draft's device get ready for a text of `num_slots` slots, on `worker`, which may compile for long.
+
+        Nobody waits for that: the text is decoded plainly until `is_ready`.
+        """
+        session = self.drafter.session
+        if not session.is_prepared(num_slots):
+            try:
+                self._preparation = worker.submit(partial(session.prepare, num_slots), self._ledger)
+            except DeviceError as error:
+                self._give_up(str(error))
 
     @property
-    def rest(self) -> tuple[int, ...]:
-        """The tokens behind the accepted part of the window."""
-        return (*self.aside, self.next_token)
+    def is_preparing(self) -> bool:
+        """Whether the draft's device is being got ready for this text, as far as `is_ready` has seen."""
+        return self._preparation is not None
 
     @property
-    def num_right(self) -> int:
-        """Guesses that were right."""
-        return self.num_accepted + len(self.aside)
+    def round_seconds(self) -> float:
+        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
+        return self.drafter.clock.shortest_seconds
+
+    def num_unread(self, tokens: NDArray[np.int64]) -> int:
+        """How many of a text's tokens the draft would have to read first; a guess while it is at work."""
+        return self.drafter.chain.num_unread(tokens)
+
+    def is_ready(self) -> bool:
+        """Whether the draft can be used, and has all that this text needs."""
+        preparation = self._preparation
+        if preparation is not None and preparation.done():
+            self._has_failed(preparation)
+            self._preparation = None
+        return self._preparation is None and self.is_working()
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Queue a job without waiting for it. May be called from any thread."""
+        if self.failure is None:
+            try:
+                self._posted.append(self._worker.submit(job, self._ledger, deadline_s=self._deadline_s))
+            except DeviceError as error:
+                self._give_up(str(error))
+
+    def hold(self, job: Callable[[], object]) -> None:
+        """Keep a job that nobody waits for until `release` or the next `ask`.
+
+        What the draft tidies up between two passes would otherwise take the interpreter from the scheduler, while the
+        target has nothing to do.
+        """
+        if self.failure is None:
+            self._held.append(job)
+
+    def release(self, job: Callable[[], object] | None = None) -> None:
+        """Post what was kept, and `job` after it, as one job."""
+        whole = self._after_held(job or _nothing)
+        if whole is not _nothing:
+            self.post(whole)
+
+    def is_busy(self) -> bool:
+        """Whether the draft's device still has a job of this request."""
+        return self._worker.serves(self._ledger)
+
+    def has_waiting(self) -> bool:
+        """Whether another job waits for the draft's device."""
+        return self._worker.has_waiting()
+
+    def ask(self, job: Callable[[], Result], default: Result) -> Result:
+        """Run a job after those posted before, and wait; `default` if the draft fails or is already given up.
+
+        The waiting time is booked as exposed draft time.
+        """
+        if not self.is_working():
+            return default
+        asked = self._ledger.now()
+        with self._ledger.time("host", "exposed"):
+            ticket = self._answered(self._after_held(job))
+        if ticket is None or not self.is_working() or self._has_failed(ticket):
+            return default
+        self._ledger.queued_s += ticket.queued_s
+        self._ledger.drafted_s += self._ledger.now() - asked - ticket.queued_s
+        return ticket.result()
+
+    def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
+        """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
+        try:
+            ticket = self._worker.submit(job, self._ledger, deadline_s=self._deadline_s)
+        except DeviceError as error:
+            self._give_up(str(error))
+            return None
+        if self._worker.wait(ticket, self._deadline_s, self._is_cancelled):
+            return ticket
+        if not self._is_cancelled():
+            self._give_up(f"it did not answer within {self._deadline_s:g} s")
+        return None
+
+    def check_answer(self, asked: float) -> None:
+        """Give the draft up if what was posted at `asked` (seconds of the ledger's clock) is not there in time."""
+        if self._ledger.now() - asked > self._deadline_s and self._worker.running_seconds() > self._deadline_s:
+            self._give_up(f"it did not answer within {self._deadline_s:g} s")
+
+    def is_working(self) -> bool:
+        """Whether the draft can still be used; looks at the jobs that have ended since the last call."""
+        while self._posted and self._posted[0].done():
+            self._has_failed(self._posted.pop(0))
+        return self.failure is None
+
+    def _after_held(self, job: Callable[[], Result]) -> Callable[[], Result]:
+        """`job`, with everything that was kept before it."""
+        held: list[Callable[[], object]] = []
+        with suppress(IndexError):  # empty; a length looked at first could be another thread's
+            while True:
+                held.append(self._held.popleft())
+        return partial(_in_turn, held, job) if held else job
+
+    def _has_failed(self, ticket: Ticket[Any]) -> bool:
+        """Whether a job that is over has failed; then the draft is given up."""
+        error = ticket.error
+        if error is not None:
+            self._give_up(f"{type(error).__name__}: {error}")
+        return error is not None
+
+    def _give_up(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = reason
+            if self._is_cancelled():  # a device that is closed under the text
+                return
+            message = f"The draft failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]) -> Acceptance:
-    """Verify a window against the target, row by row, stopping at the first difference.
-
-    Row `i` predicts what follows the head token and `i` window tokens, so its choice is compared with `window[i]`.
-    `choose_row(i)` is called for rows `0 .. num_accepted` only: later rows saw a text that is not the target's.
-
-    With window `[7, 8, 9]` and target choices `[7, 8, 5, ...]` two tokens are accepted and 5 is the correction:
-
-    >>> choices = [7, 8, 5, 1]
-    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
-    (2, 5)
-
-    With choices `[7, 8, 9, 4]` all three are accepted and 4 is the bonus:
-
-    >>> choices = [7, 8, 9, 4]
-    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
-    (3, 4)
-    """
-    gaps = []
-    for row, token in enumerate((*window.tolist(), None)):
-        choice = choose_row(row)
-        gaps.append(choice.gap)
-        if choice.token != token:
-            return Acceptance(row, choice.token, tuple(gaps))
-    raise AssertionError("unreachable: no choice equals the None after the window")
+def _in_turn(first: list[Callable[[], object]], last: Callable[[], Result]) -> Result:
+    for job in first:
+        job()
+    return last()
 
 
-def accept_tree(window: NDArray[np.int64], siblings: Siblings, choose: ChooseRow) -> Acceptance:
-    """As `accept_window`, with siblings: the target's choice behind a row picks the row that follows, if there is one.
-
-    `choose(row, path)` is asked for rows of the text alone; `path` are the guesses that lead there. Row 0 is the head
-    token's, the window's rows follow, then the siblings'.
-
-    Window `[7, 8]` has 5 beside its 8. The target says 7, then 5, and 4 behind that, in row 3:
-
-    >>> choices = [7, 5, 0, 4]
-    >>> accept_tree(np.array([7, 8]), Siblings(np.array([5]), np.array([1])), lambda row, _: Choice(choices[row], 1.0))
-    Acceptance(num_accepted=1, next_token=4, gaps=(1.0, 1.0, 1.0), aside=(5,), rows_aside=(3,))
-    """
-    rows = {(row, token): row + 1 for row, token in enumerate(window.tolist())}
-    beside = zip(siblings.parents.tolist(), siblings.tokens.tolist(), strict=True)
-    rows |= {place: len(window) + 1 + number for number, place in enumerate(beside)}
-    path, taken, gaps = list[int](), list[int](), list[float]()
-    row, num_accepted = 0, 0
-    while True:
-        choice = choose(row, path)
-        gaps.append(choice.gap)
-        following = rows.get((row, choice.token))
-        if following is None:
-            aside = tuple(path[num_accepted:]), tuple(taken[num_accepted:])
-            return Acceptance(num_accepted, choice.token, tuple(gaps), *aside)
-        row = following
-        path.append(choice.token)
-        taken.append(row)
-        num_accepted += row <= len(window)
+def _nothing() -> None:
+    """What is posted where only what was kept is to run."""
