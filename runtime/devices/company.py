@@ -64,7 +64,7 @@ class Company:
         self.batch, self.chunk_rows = batch, _FIRST_CHUNK
         self._members: dict[object, _Member] = {}
         self._steps: dict[int, float] = {}
-        self._seconds = self._read_seconds = self._read_rows = 0.0
+        self._seconds, self._read_seconds, self._read_rows = 0.0, 0.0, float(_FIRST_CHUNK)
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
@@ -157,14 +157,12 @@ class Company:
 
     def _learn_chunk(self, seconds: float, num_written: int, prompts: Sequence[int]) -> None:
         """A pass of so many texts, and so many rows of each prompt beside them, took so long."""
-        if not self._steps:
-            self._steps[num_written] = seconds  # at the most
-        step = self._steps[min(self._steps, key=lambda number: abs(number - num_written))]
-        if not self._read_rows:  # as if so few had taken a step
-            self._read_seconds, self._read_rows = step, _FIRST_CHUNK
-        self._read_seconds = TIME_MEMORY * self._read_seconds + min(max(seconds - step, 0.0), 2 * step)
+        nearest = min(self._steps, key=lambda number: abs(number - num_written), default=num_written)
+        step = self._steps.setdefault(nearest, seconds)  # which it takes at the most
+        # It begins as if the first rows had taken a step: a single measurement is not yet believed.
+        self._read_seconds = TIME_MEMORY * (self._read_seconds or step) + min(max(seconds - step, 0.0), 2 * step)
         self._read_rows = TIME_MEMORY * self._read_rows + sum(prompts)
-        wanted = self._read_rows * step / self._read_seconds / len(prompts)
+        wanted = self._read_rows * step / (self._read_seconds or 1.0) / len(prompts)
         self.chunk_rows = int(min(max(wanted, _FIRST_CHUNK), 2 * self.chunk_rows, _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
