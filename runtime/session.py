@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
+from mirrorsd.devices.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.backends.protocol import Kept
 from mirrorsd.runtime.decoding.protocol import Stop
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat, SeatedDecoder
@@ -27,7 +29,6 @@ from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult, result_of
 from mirrorsd.runtime.sampling.noise import nth_seed
-from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.side_by_side import side_by_side
 from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
@@ -261,7 +262,7 @@ class MirrorSession:
         with self._between_requests():
             tokens = self.cached_token_ids
             kept = self._seat.target.read_cache(len(tokens))
-        write_cache(Path(path), SavedCache(tokens, kept), self._origin())
+        write_cache(Path(path), SavedCache(tokens, kept.rows, kept.states), self._origin())
         return len(tokens)
 
     def load_cache(self, path: str | Path) -> int:
@@ -276,14 +277,16 @@ class MirrorSession:
             GenerationError: the session is closed.
         """
         with self._between_requests():
-            saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
+            nothing = self._seat.target.read_cache(0)
+            saved = read_cache(Path(path), self._origin(), SavedCache([], nothing.rows, nothing.states))
             if len(saved.token_ids) > self._seat.context:
                 raise BundleError(f"{path} holds {len(saved.token_ids)} tokens; the context is {self._seat.context}.")
             num_ids = self._manifest.target.shape.vocab_size
             outside = [token for token in saved.token_ids if not 0 <= token < num_ids]
             if outside:
                 raise BundleError(f"{path} holds the token id {outside[0]}; the model's ids are 0 to {num_ids - 1}.")
-            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.kept)
+            kept = Kept(len(saved.token_ids), saved.rows, saved.states)
+            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), kept)
         return len(saved.token_ids)
 
     def _origin(self) -> dict[str, str]:

@@ -338,11 +338,6 @@ class DraftLink:
             self._give_up(f"it did not answer within {self._deadline_s:g} s")
         return None
 
-    def check_answer(self, asked: float) -> None:
-        """Give the draft up if what was posted at `asked` (seconds of the ledger's clock) is not there in time."""
-        if self._ledger.now() - asked > self._deadline_s and self._worker.running_seconds() > self._deadline_s:
-            self._give_up(f"it did not answer within {self._deadline_s:g} s")
-
     def is_working(self) -> bool:
         """Whether the draft can still be used; looks at the jobs that have ended since the last call."""
         while self._posted and self._posted[0].done():

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
-from mirrorsd.runtime.backends.protocol import Kept
-from mirrorsd.texts.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
@@ -29,10 +27,11 @@ _LENGTH = Struct("<Q")
 
 
 class SavedCache(NamedTuple):
-    """Token ids `[n]` and what the target keeps of them."""
+    """Token ids `[n]` and what the target keeps of them: rows by layer, and states of recurrent layers."""
 
     token_ids: list[int]
-    kept: Kept
+    rows: Sequence[NDArray[Any]]
+    states: Sequence[NDArray[Any]] = ()
 
 
 def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
@@ -53,7 +52,7 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
         OSError: there is no room, or no right to write.
     """
     header = json.dumps({"origin": origin, "token_ids": cache.token_ids}).encode()
-    arrays = (*cache.kept.rows, *cache.kept.states)
+    arrays = (*cache.rows, *cache.states)
     parts = [_LENGTH.pack(len(header)), header, *(each.tobytes() for each in arrays)]
     digest = hashlib.sha256()
     for part in parts:
@@ -62,7 +61,7 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
         stream.writelines([_MAGIC, digest.digest(), *parts])
 
 
-def read_cache(path: Path, origin: dict[str, str], like: Kept) -> SavedCache:
+def read_cache(path: Path, origin: dict[str, str], like: SavedCache) -> SavedCache:
     """Read what `write_cache` wrote; `like` holds arrays of the same kinds, with any number of rows.
 
     Raises:
@@ -89,13 +88,15 @@ def read_cache(path: Path, origin: dict[str, str], like: Kept) -> SavedCache:
     shapes = [(*one.shape[:2], len(token_ids), *one.shape[3:]) for one in like.rows]
     shapes += [one.shape for one in like.states]
     found = _arrays(path, body[stop:], shapes, [one.dtype for one in (*like.rows, *like.states)])
-    return SavedCache(token_ids, Kept(len(token_ids), found[: len(like.rows)], found[len(like.rows) :]))
+    return SavedCache(token_ids, found[: len(like.rows)], found[len(like.rows) :])
 
 
 def _header(path: Path, text: bytes) -> tuple[list[int], dict[str, str]]:
     try:
         document = json.loads(text)
-        token_ids = [read_whole(token) for token in document["token_ids"]]
+        token_ids = [*document["token_ids"]]
+        if any(type(token) is not int for token in token_ids):  # a boolean is no token
+            raise ValueError("token_ids")
         return token_ids, {str(name): str(value) for name, value in document["origin"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} has a header that no saved cache has ({error!r}).") from error

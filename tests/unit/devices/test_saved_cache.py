@@ -7,20 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mirrorsd.devices.saved_cache import SavedCache, read_cache, write_cache
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.runtime.backends.protocol import Kept
-from mirrorsd.runtime.saved_cache import SavedCache, read_cache, write_cache
 
 ORIGIN = {"bundle": "a" * 64, "target": "fake"}
-LIKE = Kept(
-    0, [np.zeros((1, 2, 0, 4), np.float32), np.zeros((1, 2, 0, 4), np.float16)], [np.zeros((1, 3, 5), np.float32)]
+LIKE = SavedCache(
+    [], [np.zeros((1, 2, 0, 4), np.float32), np.zeros((1, 2, 0, 4), np.float16)], [np.zeros((1, 3, 5), np.float32)]
 )
 
 
 def saved() -> SavedCache:
     random = np.random.default_rng(1)
     rows = [random.normal(size=(1, 2, 3, 4)).astype(one.dtype) for one in LIKE.rows]
-    return SavedCache([3, 1, 4], Kept(3, rows, [random.normal(size=(1, 3, 5)).astype(np.float32)]))
+    return SavedCache([3, 1, 4], rows, [random.normal(size=(1, 3, 5)).astype(np.float32)])
 
 
 def with_header(path: Path, header: bytes, rows: bytes = b"") -> Path:
@@ -35,10 +34,7 @@ def test_what_was_written_is_read_bit_by_bit(tmp_path: Path) -> None:
     write_cache(tmp_path / "a", saved(), ORIGIN)
     found = read_cache(tmp_path / "a", ORIGIN, LIKE)
     assert found.token_ids == [3, 1, 4]
-    assert found.kept.num_rows == 3
-    for one, other in zip(
-        (*found.kept.rows, *found.kept.states), (*saved().kept.rows, *saved().kept.states), strict=True
-    ):
+    for one, other in zip((*found.rows, *found.states), (*saved().rows, *saved().states), strict=True):
         assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -89,6 +85,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no room"):
-        write_cache(tmp_path / "a", SavedCache([1], Kept(1, [rows[:, :, :1] for rows in saved().kept.rows])), ORIGIN)
+        write_cache(tmp_path / "a", SavedCache([1], [rows[:, :, :1] for rows in saved().rows]), ORIGIN)
     assert (tmp_path / "a").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
