@@ -29,6 +29,7 @@ class _Choice:
         is_trial: whether it did not seem to pay.
         is_unjudged: whether nobody could say what it is worth.
         is_repeat: whether the text has said it before.
+        is_light: whether neither draft nor head was asked for it.
         looked_at: when somebody began to look for it.
         drafted_s, read_s: seconds that the target waited for it, and those of them for reading the text.
         free_guess: what plain decoding would have guessed.
@@ -39,6 +40,7 @@ class _Choice:
     is_trial: bool = False
     is_unjudged: bool = False
     is_repeat: bool = False
+    is_light: bool = False
     looked_at: float = 0.0
     drafted_s: float = 0.0
     read_s: float = 0.0
@@ -50,10 +52,14 @@ _ASLEEP = _Choice(is_plain=True)
 
 
 class _Begun(NamedTuple):
-    """The step under way: whether nothing works beside its pass, whether its window is a repeat, and what head's."""
+    """The step under way: whether nothing works beside its pass, whether its window is a repeat, and what head's.
+
+    It `is_light` as its window is.
+    """
 
     is_alone: bool = False
     is_repeat: bool = False
+    is_light: bool = False
     head: HeadArm | None = None
 
 
@@ -79,6 +85,7 @@ class AutoSource(WindowSource):
         self._is_in_step = False
         self._num_read: int | None = None
         self._choice, self._begun = _Choice(), _Begun()
+        self._unsettled: list[StepRecord] = []
 
     @property
     def _request(self) -> Request:
@@ -131,7 +138,7 @@ class AutoSource(WindowSource):
         beside = self._drafting.begin(inflight) if may_prepare else None
         choice = self._choice
         head = None if choice.is_plain else choice.head
-        self._begun = _Begun(beside is None, choice.is_repeat, head)
+        self._begun = _Begun(beside is None, choice.is_repeat, choice.is_light, head)
         self.name = "plain" if choice.is_plain and beside is None else self._drafting.name
         if head is not None:
             self.name = head.source.name
@@ -158,9 +165,9 @@ class AutoSource(WindowSource):
             attention.sleep(1 + acceptance.num_right)
             self._choice = _ASLEEP
             return Found(self._repeats.free_rows.guess())
-        if attention.slept:
-            self._account.count(attention.slept)
-            attention.slept = 0
+        if self._choice.is_light and self._is_quiet():
+            return self._look()
+        self._settle()
         if self._choice.is_unjudged:  # nobody could say what the window was worth: now it shows
             self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._choice.is_trial)
         self._account.verified(acceptance.num_right)
@@ -172,12 +179,13 @@ class AutoSource(WindowSource):
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
-        account, speed = self._account, self._speed
-        self._choice, num_tokens = _Choice(looked_at=self._request.ledger.now()), self._request.num_tokens
+        account, num_tokens = self._account, self._request.num_tokens
+        self._choice = _Choice(looked_at=self._request.ledger.now())
         if not self._request.window_limit():
             return self._decline(done)
-        if account.is_quiet(num_tokens) and not self._is_in_step:
-            return self._repeat(done, 0.0) or self._decline(done)
+        if self._is_quiet():
+            return self._look()
+        speed = self._speed
         is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
         can_draft = not is_slowing and self._draft.is_ready()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
@@ -195,7 +203,7 @@ class AutoSource(WindowSource):
         if not self._choice.is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
             return self._head_window(done, head, speed)
         if not self._choice.is_trial and worth <= 0:  # neither draft nor head pays, nor will they at once
-            account.be_quiet(num_tokens)
+            account.be_quiet(num_tokens, until_tried=can_draft)
         repeated = None if self._choice.is_trial else self._repeat(done, max(worth, 0.0))
         if repeated is not None:
             return repeated
@@ -204,6 +212,33 @@ class AutoSource(WindowSource):
         ):
             return self._draft_window(done)
         return self._decline(done)
+
+    def _is_quiet(self) -> bool:
+        """Whether neither draft nor head is looked at: that would change nothing yet."""
+        request = self._serial.request
+        return not (self._is_in_step or request.num_beside) and self._account.is_quiet(request.num_tokens)
+
+    def _look(self) -> Found:
+        """What the text has said before, or nothing, and no other thought about it."""
+        self._choice = choice = _Choice(is_light=True, looked_at=self._serial.request.ledger.now())
+        repeat = self._repeats.offer(0.0)
+        choice.is_plain, choice.is_repeat = repeat is None, repeat is not None
+        return Found(self._repeats.free_rows.guess()) if repeat is None else Found(repeat, "text")
+
+    def _settle(self) -> None:
+        """Learn from the light steps lately, and count the tokens for which nobody looked."""
+        attention, account, num_tokens = self._known.attention, self._account, 0
+        for step in self._unsettled:
+            num_tokens += 1 + step.num_accepted
+            if step.method == "plain":
+                account.observe_step(step.own_seconds, 0.0, 1 + step.num_accepted, is_plain=True)
+            else:
+                account.count(1 + step.num_accepted)
+        account.count(attention.slept)
+        for head in self._heads:
+            head.known.since += num_tokens + attention.slept
+        self._unsettled.clear()
+        attention.slept = 0
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
@@ -309,18 +344,29 @@ class AutoSource(WindowSource):
         choice, known = self._choice, self._known
         if self._draft.is_preparing or choice is _ASLEEP:  # a step beside a compiler teaches nothing
             return
-        windows, of_head = self._request.windows, self._begun.head
+        num_tokens, is_plain = 1 + step.num_accepted, step.method == "plain"
+        if self._begun.is_light and choice.is_light:
+            self._serial.observe(step)
+            self._unsettled.append(step)
+        elif not self._learn(step, num_tokens, is_plain=is_plain):
+            return
+        gain = 0.0 if is_plain else num_tokens - step.own_seconds * known.plain_speed
+        looking = self._serial.request.ledger.now() - choice.looked_at - choice.drafted_s
+        known.attention.observe(num_tokens, gain, looking, known.plain_speed)
+
+    def _learn(self, step: StepRecord, num_tokens: int, *, is_plain: bool) -> bool:
+        """What it teaches of all sources; False where it was one beside others."""
+        choice, known, windows, of_head = self._choice, self._known, self._request.windows, self._begun.head
         for head in self._heads:
-            head.known.since += 1 + step.num_accepted
+            head.known.since += num_tokens
         if of_head is not None and windows is not None:
             of_head.source.observe(step)
             windows.observe(0, step.num_accepted, step.own_seconds)  # it says nothing of the draft's guesses
         else:
             self._serial.observe(step)
         if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
-            return
-        is_plain, seconds = step.method == "plain", step.own_seconds - choice.drafted_s
-        now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
+            return False
+        seconds, now = step.own_seconds - choice.drafted_s, self._plain_seconds_now(step)
         drafted_s = 0.0 if choice.head is not None else choice.drafted_s - choice.read_s
         if of_head is not None or self._begun.is_repeat:
             self._account.observe_step_of_another(drafted_s, num_tokens)
@@ -331,9 +377,7 @@ class AutoSource(WindowSource):
             for one in (windows, *(head.source.windows for head in self._heads)):
                 if one is not None:
                     one.slowdown = slowdown
-        gain = 0.0 if is_plain else num_tokens - step.own_seconds * known.plain_speed
-        looking = self._request.ledger.now() - choice.looked_at - choice.drafted_s
-        known.attention.observe(num_tokens, gain, looking, known.plain_speed)
+        return True
 
     def _plain_seconds_now(self, step: StepRecord) -> float:
         """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
@@ -345,5 +389,6 @@ class AutoSource(WindowSource):
         return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window + step.num_siblings))
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Leave nothing running, and nothing unlearned."""
+        self._settle()
         self._drafting.close()

@@ -12,6 +12,7 @@ What texts have taught about a pair's sources is here too.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
@@ -243,11 +244,16 @@ class Account:
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
         self._num_plain = self._quiet_until = 0
+        self._short = 0.0
 
-    def be_quiet(self, num_tokens: int) -> None:
-        """Of a text of so many tokens: neither draft nor head pays, which is looked at again a few tokens on."""
-        left = self._pause - self._since
-        self._quiet_until = num_tokens + (min(left, _BY.first_pause) if left > 0 else _BY.first_pause)
+    def be_quiet(self, num_tokens: int, *, until_tried: bool) -> None:
+        """Of a text of so many tokens: neither draft nor head pays, which is looked at again a few tokens on.
+
+        `until_tried`: not before the pause is over, and plain tokens have put aside what a trial costs.
+        """
+        left = max(self._pause - self._since, ceil(self._short / _BY.trial_share)) if until_tried else 0
+        self._quiet_until = num_tokens + (min(left, _BY.head_pause) if left > 0 else _BY.first_pause)
+        self._short = 0.0
 
     def is_quiet(self, num_tokens: int) -> bool:
         """Whether it was looked at just before."""
@@ -299,8 +305,8 @@ class Account:
         """
         known = self._known
         seconds = max(known.reading_seconds(num_missing) + known.draft_seconds, fresh_seconds if num_missing else 0.0)
-        cost = seconds * max(speed, known.plain_speed)
-        return self.is_trial_due and self.credit >= cost
+        self._short = max(seconds * max(speed, known.plain_speed) - self.credit, 0.0)
+        return self.is_trial_due and not self._short
 
     def may_join(self, speed: float, num_missing: int) -> bool:
         """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.

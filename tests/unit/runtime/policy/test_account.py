@@ -246,11 +246,24 @@ def test_one_pause_of_the_machine_does_not_end_it() -> None:
     assert all(looked(attention, 50, 0.05, 1e-5))
 
 
-def test_what_did_not_pay_is_looked_at_again_a_few_tokens_on_or_once_a_trial_is_due() -> None:
-    account = Account(PairKnowledge())
-    account.count(2)  # of the four before a trial
-    account.be_quiet(10)
-    assert [account.is_quiet(place) for place in range(10, 14)] == [True, True, False, False]
-    account.count(2)
-    account.be_quiet(12)
-    assert [account.is_quiet(place) for place in range(12, 17)] == [True] * 4 + [False]
+def quiet_for(account: Account, *, until_tried: bool = True) -> int:
+    """For how many tokens neither draft nor head is looked at again."""
+    account.be_quiet(10, until_tried=until_tried)
+    return sum(account.is_quiet(place) for place in range(10, 200))
+
+
+def test_what_did_not_pay_is_looked_at_again_once_it_could_be_tried() -> None:
+    known = PairKnowledge()
+    known.start_plain(0.01)
+    account = Account(known)
+    account.count(1)  # of the four before a trial
+    assert quiet_for(account) == 3
+    account.count(3)
+    known.draft_seconds = 0.01 * (account.credit + 0.195)
+    assert not account.may_try(100.0, 0)
+    assert quiet_for(account) == 20, "a hundredth of a token is put aside with each"
+    known.draft_seconds = 10.0
+    assert not account.may_try(100.0, 0)
+    assert quiet_for(account) == 64
+    assert quiet_for(account) == 4, "what was found the time before says nothing"
+    assert quiet_for(account, until_tried=False) == 4
