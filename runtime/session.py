@@ -285,8 +285,8 @@ class MirrorSession:
             outside = [token for token in saved.token_ids if not 0 <= token < num_ids]
             if outside:
                 raise BundleError(f"{path} holds the token id {outside[0]}; the model's ids are 0 to {num_ids - 1}.")
-            kept = Kept(len(saved.token_ids), saved.rows, saved.states)
-            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), kept)
+            ids, kept = np.array(saved.token_ids, dtype=np.int64), Kept(len(saved.token_ids), saved.rows, saved.states)
+            self._seat.target.write_cache(ids, kept)
         return len(saved.token_ids)
 
     def _origin(self) -> dict[str, str]:
