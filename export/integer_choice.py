@@ -24,6 +24,7 @@ from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.verify.quality import range_windows
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
+from mirrorsd.graphs import names
 
 _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
@@ -102,6 +103,7 @@ def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSe
     QuantiseWeights(WeightFormats(layers=choice), 0)(model)
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
+    settings.add_session_config_entry(*names.EXACT_INTEGERS)
     return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
 
 

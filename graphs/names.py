@@ -25,6 +25,14 @@ ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
 
+EXACT_INTEGERS = ("session.x64quantprecision", "1")
+"""The setting of a session under which ONNX Runtime's sums of 8-bit products are exact on every processor.
+
+On x64 without instructions for them (VNNI) it adds two products in 16 bits otherwise, which cuts large sums off. Asked
+for precision, it turns signed weights into unsigned ones, whose kernels add in 32 bits; elsewhere nothing changes.
+Source: `kOrtSessionOptionsAvx2PrecisionMode` in ONNX Runtime's `onnxruntime_session_options_config_keys.h`.
+"""
+
 RECURRENCE = "recurrence"
 """The stage that runs recurrent layers' states over accepted rows."""
 

@@ -61,14 +61,11 @@ class DeviceMemory:
 
 @functools.cache
 def integers_are_exact(placement: TargetPlacement) -> bool:
-    """Whether products of 8-bit integers are exact on this processor.
-
-    Without instructions for them (VNNI), some kernels add two products in 16 bits, which cut large sums off.
-    """
-    ports = [("rows", ONNX_TYPES["uint8"], 2), ("weight", ONNX_TYPES["int8"], 2)]
-    session = _session(placement, _graph("MatMulInteger", ports, ("out", ONNX_TYPES["int32"], 2)))
+    """Whether products of 8-bit integers are exact on this processor, as `exact_options` asks for."""
     rows, weight = np.full((2, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
-    (found,) = session.run(None, {"rows": rows, "weight": weight})
+    product = node("MatMulInteger", ["rows", "weight"], ["out"])
+    ports = [("rows", ONNX_TYPES["uint8"], 2)], [("out", ONNX_TYPES["int32"], 2)]
+    (found,) = _session(placement, model([product], *ports, {"weight": weight})).run(None, {"rows": rows})
     return bool((found == 255 * 127 * 64).all())
 
 

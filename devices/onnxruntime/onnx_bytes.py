@@ -156,7 +156,7 @@ def model(
     nodes: Sequence[bytes],
     inputs: Sequence[Port],
     outputs: Sequence[Port],
-    constants: Mapping[str, NDArray[np.int64]] | None = None,
+    constants: Mapping[str, NDArray[np.int64] | NDArray[np.int8]] | None = None,
 ) -> bytes:
     """A model of these nodes, in order."""
     graph = b"".join(field(1, one) for one in nodes) + field(2, "small")
@@ -175,7 +175,7 @@ def port(name: str, kind: int | str, sizes: int | Sequence[int]) -> bytes:
     return field(1, name) + field(2, field(1, field(1, kind) + field(2, dimensions)))
 
 
-def tensor(name: str, values: NDArray[np.int64] | NDArray[np.float32]) -> bytes:
+def tensor(name: str, values: NDArray[np.int64] | NDArray[np.int8] | NDArray[np.float32]) -> bytes:
     """A constant."""
     sizes = b"".join(field(1, size) for size in values.shape)
     little = values.astype(values.dtype.newbyteorder("<"))

@@ -4,6 +4,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import errors_of
 
 ONNX_ERRORS = errors_of(onnxruntime_state)
@@ -26,6 +27,7 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
+    options.add_session_config_entry(*names.EXACT_INTEGERS)
     # An arena keeps what loading needed for a moment: a head's weights as they are in the file, beside the packed ones.
     options.enable_cpu_mem_arena = False
     if placement.threads > 1:

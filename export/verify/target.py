@@ -263,6 +263,7 @@ def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
     """
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
+    options.add_session_config_entry(*names.EXACT_INTEGERS)
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 
