@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
@@ -137,12 +137,27 @@ def link_package(root: Path) -> None:
         link.symlink_to("..", target_is_directory=True)
 
 
-def run_here(command: list[str], extra_variables: dict[str, str] | None = None, output: IO[str] | None = None) -> int:
-    """Run a command in the project's folder and return its exit status; what it says goes to `output`, if given."""
+def run_here(
+    command: list[str],
+    extra_variables: dict[str, str] | None = None,
+    output: IO[str] | None = None,
+    limit_s: float | None = None,
+) -> int:
+    """Run a command in the project's folder and return its exit status; what it says goes to `output`, if given.
+
+    One that takes longer than `limit_s` seconds is killed, which is said.
+    """
     variables = {**os.environ, **(extra_variables or {})}
-    return subprocess.run(command, cwd=ROOT, env=variables, check=False, stdout=output, stderr=output).returncode
+    settings: dict[str, Any] = {"stdout": output, "stderr": output, "timeout": limit_s}
+    try:
+        return subprocess.run(command, cwd=ROOT, env=variables, check=False, **settings).returncode
+    except subprocess.TimeoutExpired:
+        print(f"error: {' '.join(command[1:3])} had not ended after {limit_s:.0f} s", file=sys.stderr, flush=True)
+        return OVERDUE
 
 
+OVERDUE = 124
+"""The status of a command that was killed as it took too long: that of `timeout`."""
 _VENV_ADVICE = "python -m venv failed. On Debian and Ubuntu install the package python3-venv, then try again."
 _BOUNDS_ADVICE = "Two lower bounds of pyproject.toml do not fit together (see above): raise the one that lies."
 _PIP_ADVICE = "pip could not install the packages (see above). Check the network connection and try again."

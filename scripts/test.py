@@ -45,6 +45,10 @@ DEVICES = {
 """Each installs what its tests need where that can be done, and says why not elsewhere; the last line may be the
 variables that the tests are told. That takes little computing and much waiting, so it is done beside lint and types."""
 SETUP_LIMIT_S = 300
+TESTS_LIMIT_S = 3600
+"""A tier takes minutes. A process that hangs while it ends is no test any more, and has no other deadline."""
+NO_LIMIT = ("-o", "faulthandler_timeout=0")
+"""Long tests have deadlines of their own."""
 WORKERS = ("--dist", "loadfile", "--no-loadscope-reorder", "-n")
 """Several processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
 NUM_WORKERS = {"unit": "2"}
@@ -93,7 +97,8 @@ def main() -> int:
             started = monotonic()
             variables = {} if part in NO_DEVICES else ready(stands)
             chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
-            passed = run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables)
+            arguments = [*(["-m", chosen] if chosen else []), *(NO_LIMIT if options.all else []), *pytest_arguments]
+            passed = run_part(python, part, arguments, variables, None if options.all else TESTS_LIMIT_S)
             done[part] = Done(passed, "", monotonic() - started)
             if not passed:
                 print(f"FAILED: {part}", flush=True)
@@ -167,8 +172,14 @@ def ready(stands: dict[str, Future[Stand]]) -> dict[str, str]:
     return variables
 
 
-def run_part(python: str, part: str, pytest_arguments: list[str], variables: dict[str, str]) -> bool:
-    """Run one part; True if all passed. `variables` are for tests on what stands in for devices."""
+def run_part(
+    python: str,
+    part: str,
+    pytest_arguments: list[str],
+    variables: dict[str, str],
+    limit_s: float | None = TESTS_LIMIT_S,
+) -> bool:
+    """Run one part; True if all passed. `variables` are for tests on what stands in for devices; tests have a limit."""
     if part in ("lint", "types"):
         return run_checks(python, part)
     if part == OLDEST:
@@ -177,7 +188,8 @@ def run_part(python: str, part: str, pytest_arguments: list[str], variables: dic
     print(f"== {part}", flush=True)
     folders = (TIERS | RAY).get(part, ())
     workers = [*WORKERS, NUM_WORKERS.get(part, "3")]
-    status = run_here([python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
+    command = [python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments]
+    status = run_here(command, ONE_THREAD | variables, limit_s=limit_s)
     return status == 0 or (status == NO_TESTS and bool(folders))
 
 

@@ -28,6 +28,12 @@ TEMPLATE = (
 SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """Name the test whose process died at once: the summary comes late, or never."""
+    print(f"\nthe process of {crashitem} died", flush=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Nothing is read from or left in the user's own cache, by tests and by the programs that they start."""

@@ -111,7 +111,7 @@ def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
 
 def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     script, asked = load_script("test", monkeypatch), []
-    monkeypatch.setattr(script, "run_here", lambda command, variables: asked.append((command, variables)) or 0)
+    monkeypatch.setattr(script, "run_here", lambda command, variables, limit_s: asked.append((command, variables)) or 0)
     monkeypatch.setattr(script, "ensure_oldest", lambda extras: Path("oldest-python"))
     monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "oldest", "-k", "manifest"])
@@ -120,6 +120,15 @@ def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch)
     assert command[0] == "oldest-python" and {"tests/unit", "not long", "manifest"} <= set(command)
     assert Path(variables["PYTHONPATH"]).name == ".typing"
     assert "oldest" not in script.parts_of(None, [])
+
+
+def test_what_takes_too_long_is_killed_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = load_script("environment", monkeypatch)
+    status = environment.run_here([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=0.2)
+    assert status == environment.OVERDUE
+    assert "had not ended after 0 s" in capsys.readouterr().err
 
 
 def test_unknown_options_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +290,7 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     asked: list[list[str]] = []
     told: list[dict[str, str]] = []
 
-    def run(command: list[str], variables: dict[str, str]) -> int:
+    def run(command: list[str], variables: dict[str, str], limit_s: float) -> int:
         asked.append(command)
         told.append(variables)
         return int("tests/device" in command and "DEVICE" in variables and variables["DEVICE"] == "broken")
@@ -316,7 +325,9 @@ def test_types_are_checked_beside_the_tests_and_told_once(
 ) -> None:
     script = load_script("test", monkeypatch)
 
-    def run(command: list[str], variables: dict[str, str], output: IO[str] | None = None) -> int:
+    def run(
+        command: list[str], variables: dict[str, str], output: IO[str] | None = None, limit_s: float | None = None
+    ) -> int:
         if "mypy" not in command:
             return 0
         assert output is not None, "nothing is told in the middle of the tests"
@@ -350,9 +361,9 @@ def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPat
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
     assert {Path(folder).name for tier in (script.TIERS | script.RAY).values() for folder in tier} == folders
     for status, is_fine in ((0, True), (5, True), (1, False)):
-        monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
+        monkeypatch.setattr(script, "run_here", lambda *_, limit_s, status=status: status)
         assert script.run_part("python", "unit", [], {}) is is_fine
-    monkeypatch.setattr(script, "run_here", lambda *_: 5)
+    monkeypatch.setattr(script, "run_here", lambda *_, limit_s: 5)
     assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"], {})
 
 
