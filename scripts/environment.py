@@ -145,9 +145,10 @@ def run_here(
 ) -> int:
     """Run a command in the project's folder and return its exit status; what it says goes to `output`, if given.
 
-    One that takes longer than `limit_s` seconds is killed, which is said.
+    One that takes longer than `limit_s` seconds is killed, which is said. Python keeps what it compiles, whatever the
+    caller's variables say: packages are installed uncompiled, and each of hundreds of processes would compile them.
     """
-    variables = {**os.environ, **(extra_variables or {})}
+    variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **(extra_variables or {})}
     settings: dict[str, Any] = {"stdout": output, "stderr": output, "timeout": limit_s}
     try:
         return subprocess.run(command, cwd=ROOT, env=variables, check=False, **settings).returncode

@@ -131,6 +131,12 @@ def test_what_takes_too_long_is_killed_and_named(
     assert "had not ended after 0 s" in capsys.readouterr().err
 
 
+def test_what_is_compiled_is_kept_whatever_the_caller_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load_script("environment", monkeypatch)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert environment.run_here([sys.executable, "-c", "import sys; sys.exit(sys.dont_write_bytecode)"]) == 0
+
+
 def test_unknown_options_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("test", monkeypatch)
     options, rest = script.parse_arguments(["--quick", "-k", "manifest", "--only", "tests", "-x"])

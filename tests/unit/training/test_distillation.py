@@ -20,6 +20,7 @@ from mirrorsd.training.distill_draft import (
 )
 from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
 from mirrorsd.training.models.streaming_draft import StreamingDraft
+from mirrorsd.training.run import timed_run
 from mirrorsd.training.run.device import product_dtype
 from mirrorsd.training.run.loss_curve import plot_losses
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
@@ -54,6 +55,7 @@ def one_second_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1.0
 
     monkeypatch.setattr(TrainingClock, "tick", tick)
+    monkeypatch.setattr(timed_run, "_SHOW_S", math.inf)  # rows alone are shown, however slow the machine is
 
 
 def short_run(out: Path) -> RunConfig:
