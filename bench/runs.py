@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions, spread
@@ -17,6 +17,7 @@ from mirrorsd.runtime.ledger import Span
 from mirrorsd.texts.speculation import resolve_speculation
 
 Messages = list[dict[str, str]]
+Found = TypeVar("Found")
 FIRST_TOKEN = "time_to_first_token_ms"
 FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
@@ -72,6 +73,20 @@ def spread_prompts(path: Path, count: int, first: int = 0) -> list[Messages]:
     questions = read_questions(path)
     turned = (*questions[first:], *questions[:first])
     return [[{"role": "user", "content": question.turns[0]}] for question in spread(turned, count)]
+
+
+def enough(found: Sequence[Found], options: argparse.Namespace) -> Sequence[Found]:
+    """What was read of the prompts' file, where a report counts on having as many as were asked for.
+
+    Raises:
+        SystemExit: there are fewer.
+    """
+    if len(found) < options.count:
+        raise SystemExit(
+            f"{options.prompts} has {len(found)} prompts, {options.count} were asked for: give --count {len(found)}, "
+            "or --prompts with another file"
+        )
+    return found
 
 
 def decode_all(

@@ -107,7 +107,7 @@ def arms_of(layouts: Sequence[str]) -> list[Arm]:
 def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[int, int]]) -> str:
     """Decode round by round until the time is up; the layout that `auto` runs in."""
     ends = perf_counter() + options.seconds
-    questions = spread(read_questions(options.prompts), options.count)
+    questions = runs.enough(spread(read_questions(options.prompts), options.count), options)
     prompts = [[{"role": "user", "content": question.turns[0]}] for question in questions]
     config = runs.text_config(options, options.temperature)
     with ExitStack() as stack, options.work.open("a", encoding="utf-8") as work:

@@ -98,7 +98,7 @@ def checkout(name: str) -> Path:
 
 def wanted_of(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
     """What a turn decodes, as JSON: for each case all texts, untimed ones first."""
-    prompts = runs.spread_prompts(options.prompts, options.count)
+    prompts = [*runs.enough(runs.spread_prompts(options.prompts, options.count), options)]
     texts = [
         {"messages": messages, "method": case.method, "max_new_tokens": options.tokens}
         | {"temperature": case.temperature, "ignore_eos": options.ignore_eos}

@@ -1,5 +1,6 @@
 """The sweep's bookkeeping: what is left to do after a stop, and what the report makes of the texts."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def test_every_method_competes_in_every_layout_and_auto_once() -> None:
     assert [arm.name for arm in arms[-3:]] == ["tuned serial", "tuned mirror", "auto"]
     assert arms[-1] == sweep.Arm("", "auto")
     assert len({arm.name for arm in arms}) == len(arms)
+
+
+def test_fewer_prompts_than_rounds_are_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "one.jsonl"
+    prompts.write_text('{"question_id": "1", "category": "a", "turns": ["Once"]}\n', encoding="utf-8")
+    options = argparse.Namespace(prompts=prompts, count=2, seconds=1.0)
+    with pytest.raises(SystemExit, match=r"one\.jsonl has 1 prompts, 2 were asked for"):
+        sweep.run(options, [], [(0, 0), (0, 1)])
 
 
 def test_a_round_counts_once_every_arm_has_done_it(tmp_path: Path) -> None:

@@ -79,6 +79,21 @@ def test_a_ratio_is_over_pairs_and_leaves_the_untimed_texts_out() -> None:
     assert row["same"] == "3 of 4"
 
 
+def test_fewer_prompts_than_were_asked_for_are_refused_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "two.jsonl"
+    line = '{"question_id": "1", "category": "a", "turns": ["Once"]}\n'
+    prompts.write_text(2 * line, encoding="utf-8")
+    trees = [str(tree(tmp_path / name, 0.0)) for name in ("before", "after")]
+    monkeypatch.setattr(two_trees, "one_turn", None)
+    for count in (3, 4):
+        words = [*trees, "x.mirror", "--prompts", str(prompts), "--count", str(count)]
+        monkeypatch.setattr("sys.argv", ["two_trees.py", *words])
+        with pytest.raises(SystemExit, match=rf"two\.jsonl has 2 prompts, {count} were asked for: give --count 2"):
+            two_trees.main()
+
+
 def test_an_interval_holds_the_median_and_not_all_values() -> None:
     low, high = two_trees.interval_of_median([0.5, *[1.0 + i / 100 for i in range(20)], 2.0])
     assert 1.0 <= low < 1.095 < high <= 1.2
