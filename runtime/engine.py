@@ -20,7 +20,6 @@ from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper
 from mirrorsd.texts.config import GenerationConfig
 
-_BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
 
@@ -259,7 +258,7 @@ class Engine(Watched):
         until = perf_counter() + endings.CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
-        self.beside.settle(_BESIDE_S)
+        self.beside.settle(max(0.0, until - perf_counter()))
         self._threads.close()
 
     def num_sharing(self, wanted: int) -> int:

@@ -20,7 +20,6 @@ _ROUGH = 1e-4
 """Of a mass: far more than single precision loses in a sum."""
 _MANY, _NUM_BINS = 16_384, 4096
 """To sort more tokens than this costs more than to share them out among so many bins."""
-_GROUPS = (128, 16)
 
 
 def kept_tokens(logits: NDArray[np.floating], best: float, filters: ShortlistFilter) -> NDArray[np.int64] | None:
@@ -96,12 +95,12 @@ def best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[n
 
 
 def _low_border(values: NDArray[np.floating], count: int) -> np.floating:
-    """What at least the `count` largest reach, and few more: the `count`-th best of groups of values."""
-    for size in _GROUPS:
-        width = len(values) // size
-        if count * 2 <= width:
-            best = values[: width * size].reshape(size, width).max(axis=0)
-            border: np.floating = np.partition(best, width - count)[width - count]
-            return border
-    lowest: np.floating = values.min()
-    return lowest
+    """What at least the `count` largest reach, and few more: the `count`-th best of groups of values.
+
+    There are as many groups as each has values, and twice `count` at least (`bench/claims/filter_cost.py`).
+    """
+    size = max(1, min(math.isqrt(len(values)), len(values) // (2 * count)))
+    num_groups = len(values) // size
+    best = values[: num_groups * size].reshape(size, num_groups).max(axis=0)
+    border: np.floating = np.partition(best, num_groups - count)[num_groups - count]
+    return border
