@@ -56,6 +56,7 @@ class Scenario:
         host_ms: what the host takes for a step.
         round_ms: `[rows, ms]` points of what a draft round takes beyond its pace: masks, cache rows, waking up.
         scores: of the pair.
+        begin: tells the scheduler what it knows before the first text; the pace's times without that.
     """
 
     pace: Pace
@@ -67,6 +68,7 @@ class Scenario:
     host_ms: float = HOST_MS
     round_ms: Curve = ROUND_MS
     scores: RootScores = field(default_factory=RootScores)
+    begin: Callable[[Knowledge], object] | None = None
 
 
 def simulate(recording: Recording, scenario: Scenario) -> list[GenerationStats]:
@@ -89,6 +91,8 @@ def replay(recording: Recording, scenario: Scenario) -> list[Request]:
     known = Knowledge(root_scores=scenario.scores)
     if scenario.speculation.window == "worthwhile":
         known.target_ms = scenario.pace.target_ms
+    if scenario.begin is not None:
+        scenario.begin(known)
     return [_replay(recording, text, scenario, known) for text in recording.texts]
 
 

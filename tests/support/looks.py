@@ -18,7 +18,7 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     """Look again and again; the last look ends the test. None: as pytest-timeout does it, where there are no alarms."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
-    plugin, looks = item.config.pluginmanager.getplugin("timeout"), []
+    plugin, looks = item.config.pluginmanager.getplugin("timeout"), list[int]()
 
     def look(*_: object) -> None:
         __tracebackhide__ = True

@@ -1,16 +1,17 @@
 """What tests lean on themselves."""
 
 import signal
-from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from looks import LOOKS, pytest_timeout_set_timer
+
+from mirrorsd.tests.support.looks import LOOKS, pytest_timeout_set_timer
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarms here")
 def test_a_test_is_over_its_limit_by_looks_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers: list[Callable[[], None]] = []
+    handlers: list[Any] = []
     timers: list[tuple[float, ...]] = []
     ended: list[object] = []
     plugin = SimpleNamespace(timeout_sigalrm=lambda item, settings: ended.append((item, settings)))

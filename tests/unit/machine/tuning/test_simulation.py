@@ -27,6 +27,7 @@ from mirrorsd.machine.tuning.simulation import (
     tokens_per_second,
 )
 from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import NOISE
@@ -134,6 +135,19 @@ def test_replay_takes_the_steps_of_the_real_run(make_bench: Make, temperature: f
         stats = simulate(recording, Scenario(pace=PACE, speculation=SpeculationConfig(**settings), method=method))[0]
         assert stats.steps == len(real)
         assert stats.mean_accepted == pytest.approx(np.mean([accepted for _, accepted in real]))
+
+
+def test_a_replay_begins_with_what_the_scheduler_is_told(make_bench: Make) -> None:
+    recording, begun = record(make_bench), list[bool]()
+
+    def begin(known: Knowledge) -> None:
+        begun.append(known.target_ms == PACE.target_ms)
+        known.target_ms = ((1.0, 20.0), (8.0, 2000.0))  # where every further row costs so much, none is drafted
+
+    scenario = Scenario(pace=PACE, speculation=SpeculationConfig(window="worthwhile"), method="serial")
+    (right,), (wrong,) = simulate(recording, scenario), simulate(recording, replace(scenario, begin=begin))
+    assert begun == [True], "once, before the first text"
+    assert right.steps < wrong.steps
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
