@@ -42,7 +42,8 @@ Learned = dict[str, list[float]]
 _KINDS = {False: "greedy", True: "sampled"}
 _SOURCES = ("draft", *HEAD_KINDS)
 _MOST_PASSES = 2.0
-"""Passes of one row that a plain step may have taken to be kept: longer ones were measured beside another program."""
+"""Passes of one row that a plain step may have taken to be kept: longer ones were measured beside another program. With
+3 where one is right, `auto` repeats text 0.90 and 0.92 as fast (`bench/claims/process/first_times.py`)."""
 _DAMAGE = (ConfigError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a document of any content may raise."""
 _log = logging.getLogger("mirrorsd")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,8 +36,8 @@ from mirrorsd.runtime.devices import workers
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.texts.speculation import speculation_of
 
-SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-PASSES = (0.5, 2.0, 4.0, 8.0, 16.0)
+SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+PASSES = (0.5, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 LOOKS_S = (0.05, 0.2, 1.0, 5.0)
 
 
@@ -47,16 +48,19 @@ def main() -> None:
     parser.add_argument("recordings", nargs="+", help="FILE@PACE")
     parser.add_argument("--turns", type=int, default=5, help="of measuring passes")
     options = parser.parse_args()
-    curves = measured(options.bundle, options.turns)
     rows = [{"constant": "_WATCH_S", "is": seconds, "us a second": watching_us(seconds)} for seconds in LOOKS_S]
+    curves = measured(options.bundle, options.turns)
     for given in options.recordings:
         texts = Recording.read(Path(given.rpartition("@")[0]))
         texts = dataclasses.replace(texts, texts=texts.texts[: options.count])
-        rows += of_recording(texts, scenario_of(given.rpartition("@")[2]), curves)
+        found = of_recording(texts, scenario_of(given.rpartition("@")[2]), curves)
+        rows += [row | {"recording": Path(given).name} for row in found]
     for constant in ("_WATCH_S", "_MEASURING_S", "_MOST_PASSES"):
         found = [row for row in rows if row["constant"] == constant]
         runs.print_rows(found, tuple(found[0]))
-    header = runs.header(options.bundle, recordings=options.recordings, texts=options.count, turns=options.turns)
+    header = runs.header(
+        options.bundle, recordings=options.recordings, texts=options.count, turns=options.turns, SIMULATED=True
+    )
     runs.finish(header | {"rows": rows, "curves": curves}, options.output)
 
 
@@ -73,7 +77,7 @@ def measured(bundle: Path, turns: int) -> dict[float, list[Curve]]:
     return found
 
 
-def watching_us(seconds: float, for_s: float = 10.0) -> float:
+def watching_us(seconds: float, for_s: float = 5.0) -> float:
     """What an idle device's thread takes of a processor where it looks so often."""
     with patch.object(workers, "_WATCH_S", seconds), closing(workers.DeviceWorker("watched", is_lent=True)) as worker:
         worker.run(lambda: None)
@@ -106,6 +110,7 @@ def of_recording(texts: Recording, scenario: Scenario, curves: dict[float, list[
         rows.append(row | spread(ratios))
     one = interpolate(scenario.pace.target_ms, 1) / 1e3
     right = speed(texts, scenario, partial(tell_plain, seconds=one))
+    rows.append({"constant": "_MOST_PASSES", "is": "not kept", "speed": round(speed(texts, scenario) / right, 3)})
     for passes in PASSES:
         found = speed(texts, scenario, partial(tell_plain, seconds=passes * one))
         rows.append({"constant": "_MOST_PASSES", "is": passes, "speed": round(found / right, 3)})
@@ -118,9 +123,10 @@ def speed(texts: Recording, scenario: Scenario, begin: Any = None) -> float:
 
 
 def told_times(pace: Pace, curve: Curve, shortest: dict[float, float]) -> Any:
-    """Begins with times of a pace that are off as a curve's are."""
-    times = tuple((rows, interpolate(pace.target_ms, int(rows)) * ms / shortest[rows]) for rows, ms in curve)
-    return partial(tell_times, target_ms=times)
+    """Begins with times of a pace that are off as a curve's are; more rows take no less, as where they are measured."""
+    times = [interpolate(pace.target_ms, int(rows)) * ms / shortest[rows] for rows, ms in curve]
+    least = [*accumulate(reversed(times), min)][::-1]
+    return partial(tell_times, target_ms=tuple((rows, ms) for (rows, _), ms in zip(curve, least, strict=True)))
 
 
 def tell_times(known: Knowledge, target_ms: Curve) -> None:
