@@ -22,9 +22,12 @@ Group = Sequence[str]
 Loss = Callable[[Collection[str]], float]
 
 FINER_SHARE = 0.2
-"""Of the layers' weights, the most that get eight bits: 0.8 bits per weight more where all of it is used."""
+"""Of the layers' weights, the most that get eight bits: 0.8 bits per weight more where all of it is used. So the
+storyteller keeps 94.6 % of its best tokens. 0.1: 93.8 %, in 4 % less. 0.4: 95.8 %, in 7 % more
+(`bench/studies/weights/integer_bounds.py --of finer`)."""
 _PARTS = 4
-"""Runs of layers that a kind too large for the room is cut into: each is measured, which takes a pass of the model."""
+"""Runs of layers that a kind too large for the room is cut into: each is measured, which takes a pass of the model. 1:
+94.2 % of the best tokens (as above)."""
 
 
 def finer_weights(
