@@ -7,9 +7,9 @@ Does not own: running (`stage`), what a provider is told (`providers`).
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxruntime as ort
 
@@ -29,6 +29,9 @@ _TYPE_NAMES = {
     "int64": "tensor(int64)",
 }
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+_NO_GRAPH = "No graph was found"
+"""What ONNX Runtime says of a file that is empty, or ends before its graph: by its kind it might be of an option."""
+Rewritten = TypeVar("Rewritten")
 
 
 class OnnxDevice:
@@ -160,17 +163,34 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
 
 def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:
     """A file that is none, or a device that does not take it: with what to do."""
-    if isinstance(error, FILE_ERRORS) or not path.is_file():
-        return BundleError(
-            f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({error}). Copy the whole bundle again, "
-            "or export it again."
-        )
+    if isinstance(error, FILE_ERRORS) or _NO_GRAPH in str(error) or not path.is_file():
+        return _file_error(path, error)
     if isinstance(error, MemoryError):
         return DeviceError(
             f"No room for {path.name} on {provider} ({error}). Close other programs, or export with --precision int8 "
             "or a smaller --context (`mirrorsd doctor BUNDLE` counts)."
         )
     return DeviceError(f"ONNX Runtime could not load {path.name} on {provider}: {error}")
+
+
+def rewritten(path: Path, rewrite: Callable[[bytes], Rewritten]) -> Rewritten:
+    """What is made of a stage's file in memory.
+
+    Raises:
+        BundleError: the file is missing or damaged.
+        NotRewritableError: the stage is whole, and cannot be what is wanted.
+    """
+    try:
+        return rewrite(path.read_bytes())
+    except (OSError, ValueError, LookupError) as error:
+        raise _file_error(path, error) from error
+
+
+def _file_error(path: Path, error: Exception) -> BundleError:
+    return BundleError(
+        f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({error}). Copy the whole bundle again, or "
+        "export it again."
+    )
 
 
 def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, Field, field, fields, joined, node
+from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, Field, NotRewritableError, field, fields, joined, node
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TensorSpec
 from mirrorsd.graphs.errors import DeviceError
@@ -41,7 +41,7 @@ MOST_APART = 0.1
 (`bench/studies/trees/mask_probe.py`: the storyteller, SmolLM2 and Qwen2.5, int8)."""
 
 
-class NotMaskableError(ValueError):
+class NotMaskableError(NotRewritableError):
     """A stage whose attention cannot be told which rows see each other."""
 
 

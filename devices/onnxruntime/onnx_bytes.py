@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 _IR_VERSION, _OPSET = 10, 18
 _INTEGER_ATTRIBUTE, _INTEGERS_ATTRIBUTE = 2, 7
-_ALL_BITS = 2**64 - 1
+_NUMBER_BITS = 64
+_ALL_BITS = 2**_NUMBER_BITS - 1
 _OF_NODE = {"input": 1, "output": 2, "name": 3, "operator": 4}
 _ATTRIBUTE, _INTEGER = 5, 3
 _VARINT, _LENGTH = 0, 2
@@ -20,6 +21,10 @@ ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "floa
 
 Port = tuple[str, int, int | Sequence[int]]
 """Name, type of the elements, number of dimensions or their sizes."""
+
+
+class NotRewritableError(Exception):
+    """A stage is whole, and the one that is wanted cannot be made of it."""
 
 
 class Field(NamedTuple):
@@ -31,7 +36,8 @@ class Field(NamedTuple):
     @property
     def data(self) -> bytes:
         """The bytes of a text or a message."""
-        assert isinstance(self.content, bytes)
+        if isinstance(self.content, int):
+            raise ValueError(f"field {self.number} of a message is a number")
         return self.content
 
     @property
@@ -73,13 +79,13 @@ def joined(parts: Sequence[Field]) -> bytes:
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value, shift = 0, 0
-    while at < len(message):
+    while at < len(message) and shift < _NUMBER_BITS:
         byte = message[at]
         value, at = value | (byte & 127) << shift, at + 1
         if byte < 128:
             return value, at
         shift += 7
-    raise ValueError("a message ends in the middle of a number")
+    raise ValueError(f"a number of a message has no end at byte {at}")
 
 
 def _within(message: bytes, *path: int) -> list[Field]:
@@ -102,8 +108,8 @@ def sizes_of(port: bytes) -> list[int]:
 
 
 def element_type(port: bytes) -> int:
-    """The type of an input's or output's numbers, as in `ONNX_TYPES`."""
-    return next(int(part.content) for part in _within(port, 2, 1) if part.number == 1)
+    """The type of an input's or output's numbers, as in `ONNX_TYPES`; 0 where it is not said."""
+    return next((int(part.content) for part in _within(port, 2, 1) if part.number == 1), 0)
 
 
 class Node:

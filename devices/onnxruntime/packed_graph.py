@@ -27,6 +27,7 @@ import numpy as np
 from mirrorsd.devices.onnxruntime.onnx_bytes import (
     Field,
     Node,
+    NotRewritableError,
     element_type,
     fields,
     joined,
@@ -61,7 +62,7 @@ tokens at the most, and in parts of as many behind longer texts."""
 _CHANGED = {"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size"}
 
 
-class NotPackableError(ValueError):
+class NotPackableError(NotRewritableError):
     """A stage in which rows of several conversations cannot be told apart."""
 
 

@@ -6,12 +6,14 @@ Owns: the bindings of the packed stages, sharing out what a pass says. Does not 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.device import rewritten
 from mirrorsd.devices.onnxruntime.packed_graph import (
     Heads,
     NotPackableError,
@@ -219,7 +221,7 @@ class OnnxBatch(TargetBatch):
         sizes, kinds = Sizes(num_tables, at_each, NUM_GUESTS, entry.spare_rows), set[Heads]()
         self.fewest_tokens, most_tokens = 0, entry.context
         for segment, stage in files:
-            found = packed(stage.path.read_bytes(), sizes)
+            found = rewritten(stage.path, partial(packed, sizes=sizes))
             kinds.add(found.heads)
             self.fewest_tokens = max(self.fewest_tokens, found.fewest)
             most_tokens = min(most_tokens, found.window or entry.context)

@@ -6,13 +6,14 @@ Hidden states are bound where the pass has left them. Only tokens and noise go t
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, rewritten
 from mirrorsd.devices.onnxruntime.masked_graph import PASS_ROWS, reading_rows, rows_spec
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, run_options
@@ -47,11 +48,12 @@ class OnnxHeads:
         with self._lock:
             if kind not in self._stages:
                 path, dtype = self._bundle / entry.file, self._target.shape.dtype
-                contract, rewritten = head_contract(self._target.shape, entry.shape, names.head_name(kind)), None
-                if self._takes_trees and path.is_file():
-                    rewritten = reading_rows(path.read_bytes(), [names.tap(layer) for layer in entry.shape.taps])
+                contract, graph = head_contract(self._target.shape, entry.shape, names.head_name(kind)), None
+                if self._takes_trees:
+                    taps = [names.tap(layer) for layer in entry.shape.taps]
+                    graph = rewritten(path, partial(reading_rows, taps=taps))
                     contract = replace(contract, inputs=(*contract.inputs, rows_spec()))
-                stage = device.open(path, dtype, rewritten=rewritten)
+                stage = device.open(path, dtype, rewritten=graph)
                 check_ports(stage, contract)
                 self._stages[kind] = stage
             return OnnxHead(entry, self._stages[kind], device, self._target)

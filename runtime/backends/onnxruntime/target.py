@@ -9,6 +9,7 @@ device has a queue of ours, the layers behind an exit are in it before the exit 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import psutil
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, describe_stages
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, describe_stages, rewritten
 from mirrorsd.devices.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.devices.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
 from mirrorsd.devices.onnxruntime.packed_graph import NotPackableError
@@ -130,10 +131,10 @@ class OnnxTargetModel(TargetModel):
 
     def _open_segment(self, path: Path, dtype: str) -> OnnxStage:
         """Open a segment's stage, masked where rows may form trees."""
-        if not self.takes_trees or not path.is_file():
+        if not self.takes_trees:
             return self.device.open(path, dtype)
         try:
-            return self.device.open(path, dtype, rewritten=masked(path.read_bytes(), dtype))
+            return self.device.open(path, dtype, rewritten=rewritten(path, partial(masked, dtype=dtype)))
         except NotMaskableError as error:
             raise DeviceError(
                 f"siblings need a mask in the target's attention, and {path.name} takes none: {error}"

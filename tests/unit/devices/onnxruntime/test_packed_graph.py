@@ -1,13 +1,19 @@
 """Graphs of several conversations: what is rewritten, what is refused, and bytes that are read as they were written."""
 
 import doctest
+import itertools
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mirrorsd.devices.onnxruntime import onnx_bytes, packed_graph
-from mirrorsd.devices.onnxruntime.onnx_bytes import field, fields, joined, model, node
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.onnxruntime import masked_graph, onnx_bytes, packed_graph
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, rewritten
+from mirrorsd.devices.onnxruntime.onnx_bytes import NotRewritableError, field, fields, joined, model, node
 from mirrorsd.devices.onnxruntime.packed_graph import Heads, NotPackableError, Packed, Sizes, packed
+from mirrorsd.graphs.errors import BundleError
 from mirrorsd.runtime.backends.onnxruntime import seating
 from mirrorsd.runtime.backends.onnxruntime.seating import Slots
 
@@ -162,3 +168,46 @@ def test_what_is_taken_apart_is_put_together_again() -> None:
 def test_worked_examples() -> None:
     for module in (onnx_bytes, packed_graph, seating):
         assert doctest.testmod(module).failed == 0
+
+
+def test_damaged_files_are_the_bundles_error_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut at every byte, and with every byte changed: what can still be read is rewritten, whatever it says then."""
+    path, content = tmp_path / "suffix.onnx", stage()
+    ways = [
+        partial(packed, sizes=SIZES),
+        partial(masked_graph.masked, dtype="float32"),
+        partial(masked_graph.reading_rows, taps=["rows"]),
+    ]
+    damaged = [content[:size] for size in range(len(content))]
+    damaged += [bytes([*content[:at], content[at] ^ 0xFF, *content[at + 1 :]]) for at in range(len(content))]
+    refused = 0
+    for found, rewrite in itertools.product(damaged, ways):
+        monkeypatch.setattr(Path, "read_bytes", lambda _, found=found: found)
+        try:
+            rewritten(path, rewrite)
+        except BundleError as error:
+            refused += 1
+            assert str(error).startswith(f"{path} is no graph that ONNX Runtime")
+        except NotRewritableError:
+            pass
+    assert refused > len(content) * len(ways)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match=r"suffix\.onnx is no graph .*No such file"):
+        rewritten(path, ways[0])
+
+
+def test_numbers_end() -> None:
+    with pytest.raises(ValueError, match="has no end"):
+        fields(b"\xff" * 1000)
+
+
+@pytest.mark.parametrize("content", [b"", field(1, 10), stage()[:-9]], ids=["empty", "no graph", "cut short"])
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_a_file_without_its_graph_is_the_bundles_error_on_every_way_in(
+    tmp_path: Path, content: bytes, *, is_rewritten: bool
+) -> None:
+    path = tmp_path / "suffix.onnx"
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"suffix\.onnx is no graph .*Copy the whole bundle again"):
+        graph = rewritten(path, partial(masked_graph.masked, dtype="float32")) if is_rewritten else None
+        OnnxDevice(TargetPlacement()).open(path, "float32", rewritten=graph)
