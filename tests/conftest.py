@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from installed_wheel import InstalledWheel, find, make
-from looks import pytest_timeout_set_timer
 from made_once import made_once
 
 import mirrorsd  # before any test imports OpenVINO, which would report its import
 
 assert mirrorsd.__version__
-__all__ = ["pytest_timeout_set_timer"]
 TEXT = (
     "Once upon a time there was a little fox who lived at the edge of a dark forest. "
     "Every morning the fox went to the river and asked the old heron for news of the world."
