@@ -1,4 +1,4 @@
-"""llama.cpp's own server as a runtime: a child process with one slot, asked over HTTP on this machine.
+"""llama.cpp's own server as a runtime: a child process, with one slot or several, asked over HTTP on this machine.
 
 Owns: finding the program, its arguments, its process and deadlines, what its answers mean. Does not own: texts that
 end (the server ends them at the tokens of its own file), the model's files.
@@ -75,7 +75,8 @@ class LlamaServer:
             model: the target's GGUF file.
             draft: the draft's, if it has one.
             threads: of the processor, for prompts as well.
-            options: `server` (the program), `context` (tokens of room), and what `speculation` reads.
+            options: `server` (the program), `context` (tokens of room), `most_users` (its slots, each with that room;
+                one without it), and what `speculation` reads.
 
         Raises:
             GenerationError: it ended, or took too long; the message repeats its last words.
@@ -83,7 +84,8 @@ class LlamaServer:
         self._port = free_port()
         words = [str(options["server"]), "--model", str(model), "--host", _HOST, "--port", str(self._port)]
         words += ["--threads", str(threads), "--threads-batch", str(threads), "--device", "none"]
-        words += ["--ctx-size", str(options["context"]), "--parallel", "1", "--cache-ram", "0"]
+        slots = int(options.get("most_users", 1))
+        words += ["--ctx-size", str(options["context"] * slots), "--parallel", str(slots), "--cache-ram", "0"]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  it is the process's, and ends with it
         self._process = subprocess.Popen(
             [*words, *speculation(draft, options)],
@@ -102,8 +104,10 @@ class LlamaServer:
         """The build of the program."""
         return {"llama.cpp": str(self._ask("GET", "/props", None).get("build_info", "unknown"))}
 
-    def decode(self, ids: list[int], most: int, ends: list[int]) -> tuple[list[int], int, float]:
-        """Decode greedily; returns the new tokens, the target's passes and seconds to the first token.
+    def decode(
+        self, ids: list[int], most: int, ends: list[int], *, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[list[int], int, float]:
+        """Decode, greedily or by drawing; returns the new tokens, the target's passes and seconds to the first token.
 
         The file's own tokens end a text. Where no end is asked for they are forbidden: the server knows no other way.
 
@@ -111,6 +115,8 @@ class LlamaServer:
             GenerationError: it refused, ended or took too long, or went on after a token that ends the text.
         """
         request = {"prompt": ids, "n_predict": most, "temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
+        if temperature:
+            request |= {"temperature": temperature, "samplers": ["temperature"], "seed": seed}
         request |= {"cache_prompt": False, "return_tokens": True, "ignore_eos": not ends}
         found = self._ask("POST", "/completion", request)
         tokens = [int(token) for token in found["tokens"]][:most]  # it completes a character that is cut off

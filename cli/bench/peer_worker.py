@@ -1,8 +1,10 @@
-"""One runtime decoding greedily on request: the process that `peers` talks to, one per runtime and setting.
+"""One runtime decoding on request: the process that `peers` talks to, one per runtime and setting.
 
-Reads one JSON object per line (`ids`, `most`, `ends`, `settings`), answers with one (`ids`, `num_tokens`, `seconds`,
-`first_s`, `passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `most` new
-tokens and is timed from the request to the last token, prompt included. Without `ends` the end of the text is ignored.
+Reads one JSON object per line (`ids`, `most`, `ends`, `settings`, and for sampled texts `temperature` and `seed`),
+answers with one (`ids`, `num_tokens`, `seconds`, `first_s`, `passes`). Every runtime gets the same prompt ids and the
+same tokens that end a text, makes up to `most` new tokens and is timed from the request to the last token, prompt
+included. Without `ends` the end of the text is ignored. A line with `several` (such objects) and `users` is answered
+with `seconds` for all and `texts`: so many users take the prompts from one queue.
 Runs in the peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes
 to stderr.
 """
@@ -12,9 +14,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -39,19 +43,27 @@ class Asked(NamedTuple):
         most: most new tokens.
         ends: tokens that end a text; none where the end of text is ignored.
         settings: the runtime's own, for this text: `num_drafted`, `longest_ngram`, or our `method`.
+        temperature: 0 is greedy; above it, tokens are drawn from the whole distribution.
+        seed: of the drawing.
     """
 
     ids: list[int]
     most: int
     ends: list[int]
     settings: dict[str, Any]
+    temperature: float = 0.0
+    seed: int = 0
 
 
 class Runtime(Protocol):
     """What each adapter does."""
 
     def decode(self, asked: Asked) -> Decoded:
-        """Decode greedily after the prompt, up to `most` tokens or to one that ends the text."""
+        """Decode after the prompt, up to `most` tokens or to one that ends the text."""
+
+    def decode_several(self, asked: list[Asked], users: int) -> list[Decoded]:
+        """The same for several, `users` of them at a time."""
+        raise NotImplementedError(f"{type(self).__name__} decodes one text at a time here")
 
     def versions(self) -> dict[str, str]:
         """What it decodes with."""
@@ -65,25 +77,54 @@ class OpenVinoGenAi(Runtime):
 
         self._genai = openvino_genai
         properties = {"INFERENCE_NUM_THREADS": threads, **options}
+        self._pipe: Any
+        if properties.pop("most_users", None):
+            self._pipe = openvino_genai.ContinuousBatchingPipeline(
+                str(model), openvino_genai.SchedulerConfig(), "CPU", properties
+            )
+            return
         if draft is not None:
             properties["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", INFERENCE_NUM_THREADS=threads)
         self._pipe = openvino_genai.LLMPipeline(str(model), "CPU", **properties)
 
     def decode(self, asked: Asked) -> Decoded:
+        result = self._pipe.generate(self._prompt(asked), self._config(asked))
+        first_s = result.perf_metrics.get_ttft().mean / 1e3
+        return Decoded([int(token) for token in result.tokens[0]], None, first_s)
+
+    def decode_several(self, asked: list[Asked], users: int) -> list[Decoded]:
+        """Prompts join as others end; `ContinuousBatchingPipeline` puts all that run into each step."""
+        running: dict[int, Any] = {}
+        found: dict[int, Decoded] = {}
+        waiting = list(enumerate(asked))[::-1]
+        while running or waiting:
+            while waiting and len(running) < users:
+                number, one = waiting.pop()
+                running[number] = self._pipe.add_request(number, self._prompt(one), self._config(one))
+            self._pipe.step()
+            for number, handle in list(running.items()):
+                if handle.get_status() != self._genai.GenerationStatus.RUNNING:
+                    (output,) = running.pop(number).read_all()
+                    found[number] = Decoded([int(token) for token in output.generated_ids], None)
+        return [found[number] for number in range(len(asked))]
+
+    def _prompt(self, asked: Asked) -> Any:
         import numpy as np
         import openvino
 
+        return openvino.Tensor(np.array([asked.ids], dtype=np.int64))
+
+    def _config(self, asked: Asked) -> Any:
         config = self._genai.GenerationConfig(max_new_tokens=asked.most, ignore_eos=not asked.ends, do_sample=False)
+        if asked.temperature:
+            config.do_sample, config.temperature, config.rng_seed = True, asked.temperature, asked.seed
         if asked.ends:
             config.eos_token_id, config.stop_token_ids = asked.ends[0], set(asked.ends)
         if "num_drafted" in asked.settings:
             config.num_assistant_tokens = asked.settings["num_drafted"]
         if "longest_ngram" in asked.settings:
             config.max_ngram_size = asked.settings["longest_ngram"]
-        prompt = openvino.Tensor(np.array([asked.ids], dtype=np.int64))
-        result = self._pipe.generate(prompt, config)
-        first_s = result.perf_metrics.get_ttft().mean / 1e3
-        return Decoded([int(token) for token in result.tokens[0]], None, first_s)
+        return config
 
     def versions(self) -> dict[str, str]:
         return installed_versions("openvino-genai", "openvino")
@@ -103,7 +144,10 @@ class OnnxRuntimeGenAi(Runtime):
     def decode(self, asked: Asked) -> Decoded:
         """Continue `asked`; the token that ends the text is left out."""
         params = self._genai.GeneratorParams(self._model(asked.ends))
-        params.set_search_options(max_length=len(asked.ids) + asked.most, do_sample=False)
+        params.set_search_options(max_length=len(asked.ids) + asked.most, do_sample=asked.temperature > 0)
+        if asked.temperature:
+            drawn = {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0, "random_seed": asked.seed}
+            params.set_search_options(**drawn)
         num_drafted = asked.settings.get("num_drafted", 0)
         if num_drafted:
             params.set_speculative_options(max_draft_tokens=num_drafted)
@@ -162,7 +206,13 @@ class LlamaCpp(Runtime):
 
     def decode(self, asked: Asked) -> Decoded:
         """Continue `asked`; the token that ends the text is left out."""
-        return Decoded(*self._server.decode(asked.ids, asked.most, asked.ends))
+        found = self._server.decode(asked.ids, asked.most, asked.ends, temperature=asked.temperature, seed=asked.seed)
+        return Decoded(*found)
+
+    def decode_several(self, asked: list[Asked], users: int) -> list[Decoded]:
+        """As many requests at a time; the server batches them."""
+        with ThreadPoolExecutor(users) as pool:
+            return list(pool.map(self.decode, asked))
 
     def versions(self) -> dict[str, str]:
         return self._server.versions()
@@ -178,25 +228,44 @@ class Mirrorsd(Runtime):
         self._pipe = MirrorPipeline.load(
             model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
         )
-        self._sessions: dict[str, Any] = {}
+        self._sessions: dict[tuple[str, int], Any] = {}
 
-    def decode(self, asked: Asked) -> Decoded:
-        """Continue `asked` in a session per method, which forgets: none finds a prompt that was read before."""
+    def decode(self, asked: Asked, user: int = 0) -> Decoded:
+        """Continue `asked` in a session per method and user, which forgets: none finds a prompt that was read."""
         method = asked.settings["method"]
-        if method not in self._sessions:
-            self._sessions[method] = self._pipe.session()
-        self._sessions[method].forget()
+        if (method, user) not in self._sessions:
+            self._sessions[method, user] = self._pipe.session()
+        session = self._sessions[method, user]
+        session.forget()
         started = perf_counter()
-        result = self._sessions[method].generate(
+        result = session.generate(
             token_ids=asked.ids,
             max_new_tokens=asked.most,
-            temperature=0.0,
+            temperature=asked.temperature,
             ignore_eos=True,
             stop_token_ids=asked.ends,
             method=method,
+            use_defaults=False,
+            **({"seed": asked.seed} if asked.temperature else {}),
         )
         seconds, first_s = perf_counter() - started, result.stats.time_to_first_token_ms / 1e3
         return Decoded(list(result.token_ids), result.stats.steps, first_s, seconds)
+
+    def decode_several(self, asked: list[Asked], users: int) -> list[Decoded]:
+        """A thread and a session for each user."""
+        free: SimpleQueue[int] = SimpleQueue()
+        for user in range(users):
+            free.put(user)
+
+        def answer(one: Asked) -> Decoded:
+            user = free.get()
+            try:
+                return self.decode(one, user)
+            finally:
+                free.put(user)
+
+        with ThreadPoolExecutor(users) as pool:
+            return list(pool.map(answer, asked))
 
     def versions(self) -> dict[str, str]:
         return installed_versions("openvino", "onnxruntime")
@@ -253,15 +322,34 @@ def main() -> None:
     runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
     print(json.dumps({"ready": True, "versions": runtime.versions()}), file=answers, flush=True)
     for line in sys.stdin:
-        request = Asked(**json.loads(line))
-        started = perf_counter()
-        decoded = runtime.decode(request)
-        seconds = decoded.seconds or perf_counter() - started
-        ids, num_tokens = count_tokens(decoded.ids, request)
-        if not request.ends and len(ids) != request.most:
-            raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")
-        answer = {"ids": ids, "num_tokens": num_tokens, "seconds": seconds, "first_s": decoded.first_s}
-        print(json.dumps(answer | {"passes": decoded.passes}), file=answers, flush=True)
+        words = json.loads(line)
+        print(json.dumps(answer_to(runtime, words)), file=answers, flush=True)
+
+
+def answer_to(runtime: Runtime, words: dict[str, Any]) -> dict[str, Any]:
+    """What a line is answered with."""
+    several = [Asked(**one) for one in words.get("several", ())]
+    request = None if several else Asked(**words)
+    started = perf_counter()
+    if request is None:
+        decoded = runtime.decode_several(several, words["users"])
+        seconds = perf_counter() - started
+        return {"seconds": seconds, "texts": [text_of(*pair) for pair in zip(decoded, several, strict=True)]}
+    found = runtime.decode(request)
+    seconds = found.seconds or perf_counter() - started
+    return text_of(found, request) | {"seconds": seconds, "first_s": found.first_s, "passes": found.passes}
+
+
+def text_of(decoded: Decoded, asked: Asked) -> dict[str, Any]:
+    """The text and how many tokens were decoded.
+
+    Raises:
+        SystemExit: the text should not have ended, and did.
+    """
+    ids, num_tokens = count_tokens(decoded.ids, asked)
+    if not asked.ends and len(ids) != asked.most:
+        raise SystemExit(f"a text of {len(ids)} tokens came, {asked.most} were asked for")
+    return {"ids": ids, "num_tokens": num_tokens}
 
 
 if __name__ == "__main__":

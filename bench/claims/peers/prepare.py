@@ -2,9 +2,12 @@
 
     python bench/claims/peers/prepare.py CACHE --target scaled --draft plain-draft --precisions fp32,int8,int4
 
-With `--calibration`, openvino-genai's int4 model of the target is fitted to that text (`fitted_int4.py`). llama.cpp's
-files are made where `--llama-cpp` names the folder of its programs. A draft with streams, with a head of low rank or
-with its target's embedding is written out as an ordinary model first (`ordinary_draft.py`).
+A GGUF file may stand for a folder: the exports begin with the numbers of its blocks (`ordinary_target.py`, in the
+environment that runs this), and llama.cpp's int4 is the file itself. With `--quality TEXT`, `CACHE/quality.json` says
+what each export keeps of its checkpoint (`quality.py`). With `--calibration`, openvino-genai's int4 model of the target
+is fitted to that text (`fitted_int4.py`). llama.cpp's files are made where `--llama-cpp` names the folder of its
+programs; where `llama-quantize` is not among them, the script that converts makes int8. A draft with streams, with a
+head of low rank or with its target's embedding is written out as an ordinary model first (`ordinary_draft.py`).
 
 Owns: the environment, the exporters' command lines and the composite folder that onnxruntime-genai wants for a draft.
 Does not own: decoding (`cli/bench/peer_worker.py`), comparing (`compare.py`). Needs only the standard library.
@@ -21,6 +24,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "int8", "int4")
+PEERS = ("openvino", "onnxruntime", "llama.cpp")
+"""Folders of the cache."""
+QUALITY = "quality.json"
 INT4_GROUP = 128
 """optimum-intel's own choice."""
 FITTED_TO = "calibration.txt"
@@ -33,13 +39,17 @@ def main() -> None:
     """Make what is missing; what is there is left alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
-    parser.add_argument("--draft", type=Path, help="the draft's checkpoint; the peers' has its main rows alone")
+    parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint, a folder or a GGUF file")
+    parser.add_argument("--draft", type=Path, help="the draft's; the peers' has its main rows alone")
     parser.add_argument("--llama-cpp", type=Path, help="the folder of llama.cpp's programs; without it, no GGUF files")
     parser.add_argument("--calibration", type=Path, help="a text that openvino-genai's int4 target is fitted to")
+    parser.add_argument("--quality", type=Path, help="a text to compare each target's best tokens and perplexity on")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     options = parser.parse_args()
     python = make_environment(options.cache.resolve() / "env")
+    keep_file(options.cache, options.target)
+    options.target = folder_of(options.cache, options.target)
+    options.draft = options.draft and folder_of(options.cache, options.draft)
     draft = options.draft and ordinary(python, options.cache, options.target, options.draft)
     whole = place(options.cache, "openvino", options.target, "int4")
     check_fitted(whole, options.calibration)
@@ -54,6 +64,38 @@ def main() -> None:
                 export_llama_cpp(python, checkpoint, output.with_name(f"{output.name}.gguf"), options.llama_cpp)
         if draft:
             compose_onnxruntime(options.cache, options.target, draft, precision)
+    if options.quality:
+        models = exports_of(options.cache, options.target)
+        words = (options.target.resolve(), options.quality.resolve(), *models, "--output", options.cache / QUALITY)
+        run(Path(sys.executable), HERE / "quality.py", *words)
+
+
+def folder_of(cache: Path, checkpoint: Path) -> Path:
+    """The checkpoint as a folder: itself, or one of the file's name in the cache."""
+    if checkpoint.suffix != ".gguf":
+        return checkpoint
+    output = cache.resolve() / "checkpoints" / checkpoint.stem
+    if not output.is_dir():
+        scratch = fresh(output)
+        run(Path(sys.executable), HERE / "ordinary_target.py", checkpoint.resolve(), scratch)
+        scratch.rename(output)
+    return output
+
+
+def keep_file(cache: Path, checkpoint: Path) -> None:
+    """Have a GGUF file of four bits stand for llama.cpp's int4."""
+    output = place(cache, "llama.cpp", checkpoint.with_suffix(""), "int4")
+    output = output.with_name(f"{output.name}.gguf")
+    if checkpoint.suffix == ".gguf" and not output.exists():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.symlink_to(checkpoint.resolve())
+
+
+def exports_of(cache: Path, checkpoint: Path) -> list[Path]:
+    """Every peer's model of a checkpoint, composites and what was interrupted left out."""
+    found = [path for peer in PEERS for path in (cache.resolve() / peer).glob(f"{checkpoint.name}-*")]
+    names = {f"{checkpoint.name}-{precision}" for precision in PRECISIONS}
+    return sorted(path for path in found if path.name.removesuffix(".gguf") in names)
 
 
 def place(cache: Path, peer: str, checkpoint: Path, precision: str) -> Path:
@@ -135,21 +177,34 @@ def export_onnxruntime(python: Path, checkpoint: Path, output: Path, precision: 
 
 
 def export_llama_cpp(python: Path, checkpoint: Path, output: Path, programs: Path) -> None:
-    """Convert with llama.cpp's own script, and quantise with its own program and choices; fp32 stays as it is."""
+    """Convert with llama.cpp's own script, and quantise with its own program and choices; fp32 stays as it is.
+
+    Raises:
+        SystemExit: int4 needs the program, and it is not there.
+    """
     if output.is_file():
+        return
+    precision = output.stem.rsplit("-", 1)[1]
+    if not (programs / "llama-quantize").is_file():
+        if precision == "int4":
+            raise SystemExit(f"{programs} has no llama-quantize: give a GGUF file of four bits, or leave int4 out")
+        convert(python, checkpoint, output, {"fp32": "f32", "int8": "q8_0"}[precision])
         return
     whole = output.with_name(f"{checkpoint.name}-fp32.gguf")
     if not whole.is_file():
-        output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = whole.with_name(f".{whole.name}.partial")
-        words = ("--outtype", "f32", "--outfile", scratch, checkpoint.resolve())
-        run(python, "-m", "convert_hf_to_gguf", *words)
-        scratch.rename(whole)
-    precision = output.stem.rsplit("-", 1)[1]
+        convert(python, checkpoint, whole, "f32")
     if precision in LLAMA_CPP_KINDS:
         scratch = output.with_name(f".{output.name}.partial")
         run(programs / "llama-quantize", whole, scratch, LLAMA_CPP_KINDS[precision])
         scratch.rename(output)
+
+
+def convert(python: Path, checkpoint: Path, output: Path, kind: str) -> None:
+    """Convert with llama.cpp's own script, to floats or to its int8."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = output.with_name(f".{output.name}.partial")
+    run(python, "-m", "convert_hf_to_gguf", "--outtype", kind, "--outfile", scratch, checkpoint.resolve())
+    scratch.rename(output)
 
 
 def ordinary(python: Path, cache: Path, target: Path, draft: Path) -> Path:

@@ -1,14 +1,15 @@
 """What the peers' models keep of a checkpoint: best tokens, and perplexity, on the end of a text.
 
-    python bench/claims/peers/int4_quality.py CHECKPOINT TEXT CACHE/openvino/NAME-int4 \
-        CACHE/onnxruntime/NAME-int4 CACHE/llama.cpp/NAME-int4.gguf
+    python bench/claims/peers/quality.py CHECKPOINT TEXT CACHE/openvino/NAME-int4 \
+        CACHE/onnxruntime/NAME-int4 CACHE/llama.cpp/NAME-int4.gguf --output CACHE/quality.json
 
-The text's last four windows of 256 tokens, as in `mirrorsd export`'s own report. A GGUF file's weights are computed
-with in floats.
+The text's last four windows of 256 tokens, as in `mirrorsd export`'s own report; `export/verify/calibration.txt` is
+what that takes without `--calibration`. A GGUF file's weights are computed with in floats. What the output says of
+other models stays. Runs in the environment of mirrorsd's export.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,30 @@ Run = Callable[[Array], Array]
 
 
 def main() -> None:
-    """Print a line per model."""
-    checkpoint, text, *models = (Path(word) for word in sys.argv[1:])
-    ids = AutoTokenizer.from_pretrained(checkpoint)(text.read_text(encoding="utf-8"), add_special_tokens=False)
-    whole = ids["input_ids"][: len(ids["input_ids"]) // WINDOW * WINDOW]
-    windows = np.array(whole, np.int64).reshape(-1, WINDOW)[-NUM_WINDOWS:]
-    reference = run_over(torch_run(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)), windows)
-    for model in models:
+    """Print a line per model, and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
+    ids = tokenizer(options.text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+    windows = np.array(ids[: len(ids) // WINDOW * WINDOW], np.int64).reshape(-1, WINDOW)[-NUM_WINDOWS:]
+    whole = torch_run(AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32))
+    reference = run_over(whole, windows)
+    del whole
+    is_there = options.output is not None and options.output.is_file()
+    known: dict[str, Any] = json.loads(options.output.read_text(encoding="utf-8")) if is_there else {}
+    for model in options.models:
         found = run_over(run_of(model), windows)
         kept = np.mean([(a.argmax(-1) == b.argmax(-1)).mean() for a, b in zip(found, reference, strict=True)])
         rise = np.exp(mean_loss(found, windows) - mean_loss(reference, windows)) - 1
         print(f"{model}: {kept:.1%} of the best tokens, perplexity {rise:+.1%}")
+        name = f"{model.parent.name}/{model.name.removesuffix('.gguf')}"
+        known[name] = {"kept": round(float(kept), 4), "perplexity": round(float(rise), 4)}
+    if options.output is not None:
+        options.output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def run_over(run: Run, windows: Array) -> list[Array]:
