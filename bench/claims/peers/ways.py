@@ -18,7 +18,10 @@ Entry = dict[str, Any]
 
 
 def entries(options: Namespace) -> list[Entry]:
-    """Who takes part. In fp32 OpenVINO is kept from bfloat16, its own choice on processors that have it."""
+    """Who takes part. In fp32 OpenVINO is kept from bfloat16, its own choice on processors that have it.
+
+    openvino-genai decodes plainly in both of its ways: with pages of a cache, its own choice, and without.
+    """
     exports = exports_in(options.cache)
     hint = hint_of(options.precision)
     own: dict[str, Entry] = {"openvino-genai": hint, "onnxruntime-genai": {}}
@@ -27,6 +30,8 @@ def entries(options: Namespace) -> list[Entry]:
     ours = {"device_map": options.device_map}
     found = [entry("mirrorsd", name, options.bundle, ours, {"method": name}) for name in methods]
     found += [entry(peer, "plain", exports[peer] / whole, own[peer], {}) for peer in PEERS]
+    alone = hint | {"ATTENTION_BACKEND": "SDPA"}
+    found.append(entry("openvino-genai", "plain, SDPA", exports["openvino-genai"] / whole, alone, {}))
     kinds = (options.draft_precisions or options.precision).split(",")
     for count in counts(options):
         drafted = {"num_drafted": count}

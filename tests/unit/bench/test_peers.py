@@ -306,7 +306,7 @@ def test_peers_draft_several_numbers_of_tokens_in_one_process_per_model(draft: s
     ours = [entry["settings"]["method"] for entry in found if entry["runtime"] == "mirrorsd"]
     assert ours == (["plain", "lookup", "serial", "auto"] if draft else ["plain", "lookup", "auto"])
     keys = {json.dumps([e["runtime"], e["model"], e.get("draft"), e["options"]]) for e in found}
-    assert len(keys) == (6 if draft else 4)
+    assert len(keys) == (7 if draft else 5)
 
 
 def test_llama_cpp_takes_part_with_a_server_per_way_to_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
