@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 Result = TypeVar("Result")
 PASS_PARTS = ("prefix", "middle", "exit", "suffix")
@@ -229,6 +230,23 @@ class TargetPass:
         )
 
 
+class Joint(NamedTuple):
+    """A pass of several conversations.
+
+    Attributes:
+        num_beside: how many other owners' passes were run together with one's own.
+        guess_s: what a guessed row more takes; 0 where that is not known.
+        most_guesses: of each, so that it takes up to twice as long as without any.
+    """
+
+    num_beside: int = 0
+    guess_s: float = 0.0
+    most_guesses: int = LONGEST_WINDOW
+
+
+ALONE = Joint()
+
+
 class Ticket(Generic[Result]):
     """What a submitted job gives: its result or its error, once it is done.
 
@@ -238,14 +256,14 @@ class Ticket(Generic[Result]):
     Attributes:
         error: what the job raised.
         queued_s: seconds that the job stood behind another owner's; 0 if it did not.
-        num_beside: how many other owners' passes were run together with this one.
+        joint: the pass that it was a part of.
     """
 
-    __slots__ = ("_is_done", "_result", "_wake", "error", "num_beside", "queued_s")
+    __slots__ = ("_is_done", "_result", "_wake", "error", "joint", "queued_s")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.queued_s, self.num_beside = 0.0, 0
+        self.queued_s, self.joint = 0.0, ALONE
         self._result: Result | None = None
         self._is_done = False
         self._wake = Lock()

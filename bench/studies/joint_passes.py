@@ -1,9 +1,11 @@
 """What a joint pass takes, by how many texts are attended together, beside the same passes one after another.
 
     python bench/studies/joint_passes.py smollm2.mirror --past 300,300,300,300 --past 900,50 --at-each 4,2,1
+    python bench/studies/joint_passes.py smollm2.mirror --at-each 2 --past 300:8,300,300:4,300
 
-Each text brings a row behind so many tokens. Says the least and the median milliseconds of a pass of all of them, with
-tables of so many texts each; `turns` runs a pass for each text instead, and `window` one of as many rows of the first.
+Each text brings a row behind so many tokens, or, as `300:8`, eight of them: a window. Says the least and the median
+milliseconds of a pass of all of them, with tables of so many texts each; `turns` runs a pass for each text instead, and
+`window` one of as many rows of the first.
 """
 
 import time
@@ -11,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -26,15 +28,22 @@ _SLOTS = 8
 _DEFAULT = ("50,50", "50,50,50,50,50,50,50,50", "900,900", "900,700,50,30,200,300,100,400")
 
 
+class Text(NamedTuple):
+    """So many tokens, and the rows behind them."""
+
+    past: int
+    num_rows: int
+
+
 def main() -> None:
     """Measure, print and write the report."""
     parser = runs.parser(__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--past", action="append", help="tokens before the row of each text")
+    parser.add_argument("--past", action="append", help="tokens before the row of each text, or before N rows: 300:8")
     parser.add_argument("--at-each", default="4,2,1")
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
-    texts = [[int(number) for number in one.split(",")] for one in options.past or _DEFAULT]
+    texts = [[_text_of(part) for part in one.split(",")] for one in options.past or _DEFAULT]
     at_each = [int(number) for number in options.at_each.split(",")]
     with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
         worker, model = pipe.engine.target_worker, pipe.engine.target_model
@@ -43,7 +52,12 @@ def main() -> None:
     runs.finish(runs.header(options.bundle, repeats=options.repeats) | {"rows": rows}, options.output)
 
 
-def measure(model: Any, texts: Sequence[Sequence[int]], at_each: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def _text_of(part: str) -> Text:
+    past, _, num_rows = part.partition(":")
+    return Text(int(past), int(num_rows or 1))
+
+
+def measure(model: Any, texts: Sequence[Sequence[Text]], at_each: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     """A row for each set of texts; on the target's thread."""
     before, batches = regions_now(), dict[int, Any]()
     for number in at_each:
@@ -53,20 +67,22 @@ def measure(model: Any, texts: Sequence[Sequence[int]], at_each: Sequence[int], 
     sessions = {number: [model.new_session() for _ in range(_SLOTS)] for number in at_each}
     ids = np.arange(model.entry.context) * 7 % model.entry.shape.vocab_size
     found = []
-    for pasts in texts:
+    for asked_of in texts:
         for own in sessions.values():
-            for session, past in zip(own, pasts, strict=False):
-                session.prefill(ids[:past], 0, ledger=Ledger())
+            for session, text in zip(own, asked_of, strict=False):
+                session.prefill(ids[: text.past], 0, ledger=Ledger())
         asked = {
-            number: [_pass(*pair, ids) for pair in zip(own, pasts, strict=False)] for number, own in sessions.items()
+            number: [_pass(session, *text, ids) for session, text in zip(own, asked_of, strict=False)]
+            for number, own in sessions.items()
         }
         ways: dict[str, Callable[[], object]] = {
             f"tables of {number}": partial(batches[number].run, passes) for number, passes in asked.items()
         }
         alone = asked[at_each[0]]
         ways["turns"] = partial(_one_by_one, alone)
-        ways["window"] = _pass(sessions[at_each[0]][0], pasts[0], ids, len(pasts))
-        found.append({"past": ",".join(map(str, pasts))} | times_of(ways, repeats))
+        ways["window"] = _pass(sessions[at_each[0]][0], asked_of[0].past, sum(text.num_rows for text in asked_of), ids)
+        name = ",".join(f"{text.past}:{text.num_rows}" if text.num_rows > 1 else str(text.past) for text in asked_of)
+        found.append({"past": name} | times_of(ways, repeats))
     return found
 
 
@@ -86,7 +102,7 @@ def _one_by_one(passes: Sequence[TargetPass]) -> None:
         one()
 
 
-def _pass(session: Any, past: int, ids: Any, num_rows: int = 1) -> TargetPass:
+def _pass(session: Any, past: int, num_rows: int, ids: Any) -> TargetPass:
     rows = ids[past : past + num_rows]
     return TargetPass(session=session, tokens=rows, start=past, ledger=Ledger(), with_logits=False)
 

@@ -123,7 +123,7 @@ class AutoSource(WindowSource):
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Both devices read the prompt at once; a first window only where drafting is expected to pay."""
-        if self._draft.is_ready() and not self._draft.takes_turns:
+        if not self._draft.takes_turns and self._draft.is_ready():
             self._serial.post_prefill()
             self._is_in_step = True
         readers = self._readers()
@@ -149,7 +149,7 @@ class AutoSource(WindowSource):
 
         A head for which rows would have to be computed again that are cached stays out of the text.
         """
-        if self._request.num_beside:
+        if self._request.joint.num_beside:
             return []
         speed = self._speed
         usable = [head for head in self._heads if head.is_working and head.may_read(self._request)]
@@ -186,7 +186,8 @@ class AutoSource(WindowSource):
         if self._is_quiet():
             return self._look()
         speed = self._speed
-        is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
+        # Others' passes would wait for its rounds, and before these for its compiler.
+        is_slowing = self._request.joint.num_beside and self._draft.takes_turns
         can_draft = not is_slowing and self._draft.is_ready()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
             self._read_along(done)
@@ -216,7 +217,7 @@ class AutoSource(WindowSource):
     def _is_quiet(self) -> bool:
         """Whether neither draft nor head is looked at: that would change nothing yet."""
         request = self._serial.request
-        return not (self._is_in_step or request.num_beside) and self._account.is_quiet(request.num_tokens)
+        return not (self._is_in_step or request.joint.num_beside) and self._account.is_quiet(request.num_tokens)
 
     def _look(self) -> Found:
         """What the text has said before, or nothing, and no other thought about it."""
@@ -242,7 +243,7 @@ class AutoSource(WindowSource):
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
-        if self._request.num_beside:  # others' passes would wait for it
+        if self._request.joint.num_beside:  # others' passes would wait for it
             return None
         best, place = None, None if done is None else done.inflight.head
         for head in self._heads:
@@ -364,7 +365,7 @@ class AutoSource(WindowSource):
             windows.observe(0, step.num_accepted, step.own_seconds)  # it says nothing of the draft's guesses
         else:
             self._serial.observe(step)
-        if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
+        if self._request.joint.num_beside:  # one beside others teaches nothing of plain decoding alone
             return False
         seconds, now = step.own_seconds - choice.drafted_s, self._plain_seconds_now(step)
         drafted_s = 0.0 if choice.head is not None else choice.drafted_s - choice.read_s

@@ -60,7 +60,8 @@ class TargetLink:
             stop = min(start + most, len(tokens))
             chunk = tokens[start:stop]
             job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)
-            self.result(request, self._worker.submit(job, request.ledger))
+            self.result(request, ticket := self._worker.submit(job, request.ledger))
+            request.in_company_of(ticket.joint)
             self._remember(start, chunk)
             if reader is not None:
                 reader.read(start, stop)
@@ -237,6 +238,7 @@ class DraftLink:
         self.takes_turns = takes_turns
         self.failure: str | None = None
         self.has_text = False
+        self._to_prepare: Callable[[], Ticket[None]] | None = None
         self._preparation: Ticket[None] | None = None
         self._worker = worker
         self._deadline_s = deadline_s
@@ -247,14 +249,11 @@ class DraftLink:
     def prepare(self, num_slots: int, worker: Worker) -> None:
         """Let the draft's device get ready for a text of `num_slots` slots, on `worker`, which may compile for long.
 
-        Nobody waits for that: the text is decoded plainly until `is_ready`.
+        That begins once somebody asks whether it `is_ready`. Nobody waits for it: the text is decoded plainly.
         """
         session = self.drafter.session
         if not session.is_prepared(num_slots):
-            try:
-                self._preparation = worker.submit(partial(session.prepare, num_slots), self._ledger)
-            except DeviceError as error:
-                self._give_up(str(error))
+            self._to_prepare = partial(worker.submit, partial(session.prepare, num_slots), self._ledger)
 
     @property
     def is_preparing(self) -> bool:
@@ -271,7 +270,13 @@ class DraftLink:
         return self.drafter.chain.num_unread(tokens)
 
     def is_ready(self) -> bool:
-        """Whether the draft can be used, and has all that this text needs."""
+        """Whether the draft can be used, and has all that this text needs, which is begun with the first question."""
+        to_prepare, self._to_prepare = self._to_prepare, None
+        if to_prepare is not None:
+            try:
+                self._preparation = to_prepare()
+            except DeviceError as error:
+                self._give_up(str(error))
         preparation = self._preparation
         if preparation is not None and preparation.done():
             self._has_failed(preparation)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
 from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.draft.tree import RepeatedText
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.ledger import ALONE, Joint, Ledger
 from mirrorsd.runtime.policy.siblings import Siblings
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
 from mirrorsd.runtime.sampling.chooser import Choice, Mask, TokenChooser, no_finite_logits
@@ -101,7 +101,7 @@ class Request:
     Attributes:
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
-        num_beside: conversations that shared the last pass.
+        joint: the last pass.
         repeats: what the text, and its prediction if there is one, has said before; None where nobody asks.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
@@ -123,7 +123,7 @@ class Request:
         self.ledger = Ledger()
         self.num_reused = 0
         self.windows: WindowLength | None = None
-        self.num_beside = 0
+        self.joint = ALONE
         self.repeats: RepeatedText | None = None
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
@@ -213,14 +213,14 @@ class Request:
         In company a longer one would wait behind others' prompts, or they behind it.
         """
         text, most = self._text, self.speculation.gamma if most is None else most
-        most = min(most, MOST_SEATED - 1) if self.num_beside else most
+        most = min(most, MOST_SEATED - 1, self.joint.most_guesses) if self.joint.num_beside else most
         return max(0, min(most, text.most - text.num_tokens - 1))
 
-    def in_company_of(self, num_beside: int) -> None:
-        """So many conversations have shared its last pass, and will probably share the next."""
-        self.num_beside = num_beside
+    def in_company_of(self, joint: Joint) -> None:
+        """Its last pass, whose company will probably share the next."""
+        self.joint = joint
         if self.windows is not None:
-            self.windows.num_beside = num_beside
+            self.windows.joint = joint
 
     def record(self, step: StepRecord) -> None:
         """Note all there is to know of the step that was committed last; it is over."""

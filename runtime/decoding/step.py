@@ -68,7 +68,7 @@ class StepDecoder(Decoder):
             request.chooser.look_ahead(inflight.window)
             request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
-        request.in_company_of(ticket.num_beside)
+        request.in_company_of(ticket.joint)
         if beside is not None:
             beside.end(acceptance)
         tokens = self._commit(inflight, acceptance)
@@ -147,7 +147,7 @@ class FreeRows(WindowSource):
 
     def guess(self) -> NDArray[np.int64]:
         """How the text went on before, as far as rows are free."""
-        most = 0 if self._request.num_beside else self._row_group - 1
+        most = 0 if self._request.joint.num_beside else self._row_group - 1
         repeats, count = self._request.repeats, min(most, self._request.window_limit())
         return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
 

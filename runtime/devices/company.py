@@ -18,15 +18,18 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from mirrorsd.runtime.backends.protocol import TargetBatch
-from mirrorsd.runtime.ledger import TIME_MEMORY, Overdue, Result, TargetOutput, TargetPass, Ticket
+from mirrorsd.runtime.ledger import TIME_MEMORY, Joint, Overdue, Result, TargetOutput, TargetPass, Ticket
 from mirrorsd.texts.config import SpeculationConfig
 
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
-_FIRST_CHUNK = 8
-"""Rows of a prompt. The first counts for a few passes only, and there are no fewer: they cost less than any pass."""
+_FIRST_CHUNK, _CHUNK_SHARE = 8, 0.75
+"""Rows of a prompt. The first counts for a few passes only, and there are no fewer: they cost less than any pass. And
+what all may take, of a pass: with 1, one pass in a hundred held texts up for three steps, since times vary."""
+_FIRST_GUESSES, _FORGOTTEN = 16, 0.005
+"""Guesses that take a pass's time, before any was seen. And what every pass without a guess makes of that again."""
 
 
 class Entry(NamedTuple):
@@ -43,6 +46,29 @@ class Entry(NamedTuple):
         return isinstance(self.job, TargetPass) and self.job.may_join
 
 
+class _RowTimes:
+    """What rows beside one of each text take; until then as if so many, `first`, took as long as these."""
+
+    def __init__(self, first: int) -> None:
+        self._first, self._rows, self._seconds = float(first), float(first), 0.0
+
+    def observe(self, num_rows: int, seconds: float, step: float) -> None:
+        """So many took so long, beside what a `step` takes. A single measurement is not yet believed."""
+        most = 2 * num_rows * self.of_one(step)
+        self._seconds = TIME_MEMORY * (self._seconds or step) + min(max(seconds, 0.0), most)
+        self._rows = TIME_MEMORY * self._rows + num_rows
+
+    def forget(self, step: float) -> None:
+        """A pass without them: what seems too dear is tried again some time."""
+        if self._seconds:
+            self._seconds += _FORGOTTEN * (step - self._seconds)
+            self._rows += _FORGOTTEN * (self._first - self._rows)
+
+    def of_one(self, step: float) -> float:
+        """What one of them takes."""
+        return (self._seconds or step) / self._rows
+
+
 @dataclass(slots=True)
 class _Member:
     ended: float
@@ -55,16 +81,14 @@ class Company:
 
     Attributes:
         batch: runs their rows together.
-        chunk_rows: rows of a prompt that ride along in a pass, so many that it takes up to twice as long. What they
-            cost depends on how long their text is already, so it is learned from every such pass, over what one of as
-            many texts takes without them.
     """
 
     def __init__(self, batch: TargetBatch) -> None:
-        self.batch, self.chunk_rows = batch, _FIRST_CHUNK
+        self.batch = batch
         self._members: dict[object, _Member] = {}
         self._steps: dict[int, float] = {}
-        self._seconds, self._read_seconds, self._read_rows = 0.0, 0.0, float(_FIRST_CHUNK)
+        self._seconds, self._num_readers = 0.0, 1
+        self._prompts, self._guesses = _RowTimes(_FIRST_CHUNK), _RowTimes(_FIRST_GUESSES)
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
@@ -113,14 +137,18 @@ class Company:
         started = perf_counter()
         for entry in entries:
             entry.ticket.queued_s = started - entry.queued_at if entry.queued_at is not None else 0.0
-            entry.ticket.num_beside = len(entries) - 1
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
-        prompts = [len(entry.job.tokens) for entry in entries if entry.job.with_logits is None]
-        if 0 < len(prompts) < len(entries):
-            self._learn_chunk(seconds, len(entries) - len(prompts), prompts)
-        readers = [entry.owner for entry in entries if entry.job.with_logits is None]
-        self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
+        readers = [entry for entry in entries if entry.job.with_logits is None]
+        prompts, num_written, step = [len(entry.job.tokens) for entry in readers], len(entries) - len(readers), 0.0
+        if num_written:
+            num_guesses = sum(len(entry.job.tokens) for entry in entries) - sum(prompts) - num_written
+            step = self._learn(seconds, num_written, num_guesses, prompts)
+        guess_s = self._guesses.of_one(step)
+        joint = Joint(len(entries) - 1, guess_s, max(1, int(step / (guess_s or 1.0) / len(entries))))
+        for entry in entries:
+            entry.ticket.joint = joint
+        self.ends([entry.owner for entry in entries], step, [entry.owner for entry in readers])
         return outputs
 
     def attempt(self, entries: Sequence[Entry]) -> tuple[list[TargetOutput | None] | None, BaseException | None]:
@@ -141,52 +169,68 @@ class Company:
     def ended_alone(self, entry: Entry, seconds: float) -> None:
         """A pass of one conversation alone is over."""
         readers = [entry.owner] if entry.job.with_logits is None else []
-        self.ends([entry.owner], 0.0 if readers else seconds, readers)
+        self.ends([entry.owner], 0.0 if readers else self._learn(seconds, 1, len(entry.job.tokens) - 1, []), readers)
 
     def rows_of_prompt(self, owner: object, others: Iterable[object], most: int) -> int:
         """How many rows of a prompt, at most `most`, shall pass at once: few where one of the `others` is written."""
         now = perf_counter()
         waiting = [self._members.get(other) for other in others if other is not owner]
-        about_to_come = [
-            member
-            for other, member in list(self._members.items())
-            if other is not owner and member.is_prompt and member.ended + self._most_seconds > now
-        ]
+        known = [(other, one) for other, one in list(self._members.items()) if other is not owner and one.is_prompt]
+        about_to_come = [one for _, one in known if one.ended + _WAIT_SHARE * self._seconds > now]
         is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
         return min(most, self.chunk_rows) if is_one_written else most
 
-    def _learn_chunk(self, seconds: float, num_written: int, prompts: Sequence[int]) -> None:
-        """A pass of so many texts, and so many rows of each prompt beside them, took so long."""
+    def _learn(self, seconds: float, num_written: int, num_guesses: int, prompts: Sequence[int]) -> float:
+        """A pass of so many texts, with so many guesses and rows of each prompt beside them, took so long.
+
+        Returns:
+            What it takes without those; at the most, where no such pass was seen.
+        """
         nearest = min(self._steps, key=lambda number: abs(number - num_written), default=num_written)
-        step = self._steps.setdefault(nearest, seconds)  # which it takes at the most
-        # It begins as if the first rows had taken a step: a single measurement is not yet believed.
-        self._read_seconds = TIME_MEMORY * (self._read_seconds or step) + min(max(seconds - step, 0.0), 2 * step)
-        self._read_rows = TIME_MEMORY * self._read_rows + sum(prompts)
-        wanted = self._read_rows * step / (self._read_seconds or 1.0) / len(prompts)
-        self.chunk_rows = int(min(max(wanted, _FIRST_CHUNK), 2 * self.chunk_rows, _MOST_CHUNK))
+        step = min(self._steps.get(nearest, seconds), seconds)
+        if prompts:
+            self._num_readers = len(prompts)
+            self._prompts.observe(sum(prompts), seconds - step - num_guesses * self._guesses.of_one(step), step)
+        elif num_guesses:
+            self._guesses.observe(num_guesses, seconds - step, step)
+        else:
+            known = self._steps.get(num_written, seconds)
+            step = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
+            self._guesses.forget(step)
+        self._steps[num_written] = step
+        return step
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a prompt that ride along in a pass, so many that it takes longer by a share of its time at the most.
+
+        What they cost depends on how long their text is already, so it is learned from every such pass, over what one
+        of as many texts takes without them.
+        """
+        found = _CHUNK_SHARE * self._seconds / (self._prompts.of_one(self._seconds) or 1.0) / self._num_readers
+        return int(min(max(found, _FIRST_CHUNK), _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
         member = self._members.get(owner)
         if member is not None:
-            member.is_prompt = perf_counter() - member.ended <= self._most_seconds
+            member.is_prompt = perf_counter() - member.ended <= _WAIT_SHARE * self._seconds
 
     def ends(self, owners: Collection[object], seconds: float, readers: Collection[object] = ()) -> None:
-        """A pass of these conversations is over, and took so long; 0 where that says nothing of others.
+        """A pass of these conversations is over; such take so long, 0 where that says nothing of others.
 
         `readers` are those of them whose prompts were read.
         """
         now = perf_counter()
         if seconds:
-            known = self._steps.get(len(owners), seconds)
-            self._seconds = self._steps[len(owners)] = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
+            self._seconds = seconds
         for owner in owners:
             member = self._members.setdefault(owner, _Member(now, is_prompt=False))
             member.ended, member.is_reading = now, owner in readers
 
     def seconds_to_wait(self, present: Collection[object]) -> float:
         """For how long the `present` wait for somebody who is about to come; 0 where there is nobody."""
-        now, most = perf_counter(), self._most_seconds
+        now, most = perf_counter(), _WAIT_SHARE * self._seconds
         left = 0.0
         for owner, member in list(self._members.items()):
             if owner in present:
@@ -197,10 +241,6 @@ class Company:
             elif member.is_prompt:
                 left = max(left, seconds)
         return left
-
-    @property
-    def _most_seconds(self) -> float:
-        return _WAIT_SHARE * self._seconds
 
 
 class Worker(Protocol):

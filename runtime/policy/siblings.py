@@ -73,7 +73,7 @@ class SiblingChooser:
         """
         self._expected = 0.0
         count = min(len(window), len(known.ids))
-        if not count or self._length.num_beside:
+        if not count or self._length.joint.num_beside:
             return NO_SIBLINGS
         offers = self._offers(window[:count], known, first)[: min(self._most, room)]
         costs = self._length.row_costs(len(window), len(offers))

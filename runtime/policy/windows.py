@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.ledger import RATE_MEMORY, AcceptanceRate
+from mirrorsd.runtime.ledger import ALONE, RATE_MEMORY, AcceptanceRate
 from mirrorsd.runtime.policy.roots import RowWeights
 from mirrorsd.texts.config import LONGEST_WINDOW
 
@@ -155,7 +155,7 @@ class WindowLength:
     Attributes:
         learned: what texts have taught about such windows.
         slowdown: how many times longer passes take now than was measured.
-        num_beside: conversations that share the passes: all of them wait for a guessed row.
+        joint: the pass that conversations share: all of them wait for a guessed row.
         budget: tokens that the passes of the draft for a window may cost in all; `auto` says so, nobody else minds.
         worth: of the window that was cut last, in tokens.
     """
@@ -171,7 +171,7 @@ class WindowLength:
         self._acceptance_rate = AcceptanceRate()
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
-        self.slowdown, self.budget, self.num_beside = 1.0, inf, 0
+        self.slowdown, self.budget, self.joint = 1.0, inf, ALONE
         self.worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
@@ -278,7 +278,7 @@ class WindowLength:
     @property
     def speed(self) -> float:
         """Tokens per second of the text, lately; at least what plain decoding brings in this company."""
-        plain_seconds = self.slowdown * self.pass_seconds(1 + self.num_beside)
+        plain_seconds = self.slowdown * self.pass_seconds(1 + self.joint.num_beside)
         return max(self.learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
@@ -301,8 +301,9 @@ class WindowLength:
 
     def row_costs(self, first: int, count: int) -> list[float]:
         """Tokens that all lose by `count` guesses behind `first` others, and behind the rows of other conversations."""
-        speed, first = self.speed * self.slowdown * (1 + self.num_beside), first + self.num_beside
-        return [speed * seconds for seconds in self._row_seconds[first : first + count]]
+        joint, speed = self.joint, self.speed * (1 + self.joint.num_beside)
+        seconds = [self.slowdown * one for one in self._row_seconds[first + joint.num_beside :][:count]]
+        return [speed * (joint.guess_s or one) for one in seconds]
 
     def _worths(self, reach: Sequence[float]) -> list[float]:
         """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all."""

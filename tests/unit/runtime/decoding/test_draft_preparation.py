@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
+from mirrorsd.runtime import ledger
+from mirrorsd.runtime.ledger import Joint
 from mirrorsd.testing.fake import FakeDraft
 
 METHODS = ("serial", "mirror", "auto")
@@ -86,6 +88,23 @@ def test_it_gets_ready_for_the_whole_text_once(make_bench: Make, unready: Unread
     assert unready.asked == [23 + 7 * (1 + 2 * 8)]
     bench.decode([1, 2, 3], method, max_new_tokens=250)
     assert unready.asked[-1] == 256
+
+
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_in_company_no_draft_gets_ready_that_nobody_asks(
+    make_bench: Make, unready: Unready, monkeypatch: pytest.MonkeyPatch, *, takes_turns: bool
+) -> None:
+    """On shared cores its compiler would hold up everybody's passes, and `auto` takes no windows from it there."""
+    unready.may_go.set()
+    bench = make_bench(draft=unready, takes_turns=takes_turns)
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "ALONE", Joint(1))
+        bench.decode([1, 2, 3], "auto", max_new_tokens=20)
+        bench.engine.preparing_worker.run(lambda: None)
+    assert (unready.asked == []) == takes_turns
+    bench.decode([1, 2, 3], "auto", max_new_tokens=20)
+    bench.engine.preparing_worker.run(lambda: None)
+    assert unready.asked, "alone it may draft"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.decoding.step import FreeRows
+from mirrorsd.runtime.ledger import ALONE, Joint
 from mirrorsd.testing.fake import FakeDraft
 
 Make = Callable[..., Any]
@@ -51,10 +52,10 @@ def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature
 def test_in_company_no_row_is_free() -> None:
     """Other conversations fill a group up."""
     repeats = SimpleNamespace(window=lambda count: np.arange(count))
-    request: Any = SimpleNamespace(repeats=repeats, window_limit=lambda: 5, num_beside=0)
+    request: Any = SimpleNamespace(repeats=repeats, window_limit=lambda: 5, joint=ALONE)
     source = FreeRows(request, 2)
     assert source.guess().tolist() == [0]
-    request.num_beside = 3
+    request.joint = Joint(3)
     assert source.guess().tolist() == []
 
 

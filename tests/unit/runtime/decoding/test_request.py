@@ -8,6 +8,7 @@ import pytest
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
 from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.ledger import ALONE, Joint
 from mirrorsd.texts.config import CancelToken, GenerationConfig, SpeculationConfig
 
 
@@ -42,9 +43,11 @@ def test_near_ties_are_told_by_their_place_in_the_text() -> None:
 def test_a_window_in_company_fits_into_a_joint_pass() -> None:
     request = make_request([1, 2, 3], gamma=15, max_new_tokens=50)
     assert request.window_limit() == 15
-    request.in_company_of(3)
+    request.in_company_of(Joint(3))
     assert (request.window_limit(), request.window_limit(31), request.window_limit(2)) == (7, 7, 2)
-    request.in_company_of(0)
+    request.in_company_of(Joint(3, most_guesses=2))
+    assert request.window_limit() == 2, "the pass would take too long"
+    request.in_company_of(ALONE)
     assert request.window_limit() == 15
 
 

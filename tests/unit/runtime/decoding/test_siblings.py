@@ -13,6 +13,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
 from mirrorsd.runtime.decoding.request import Acceptance, accept_tree
+from mirrorsd.runtime.ledger import ALONE, Joint
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import LearnedLengths
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser
@@ -214,7 +215,7 @@ def test_the_walk_follows_the_targets_choices() -> None:
 class Lengths:
     """Stands for a `WindowLength`: windows are right with these chances, rows cost so much."""
 
-    num_beside = 0
+    joint = ALONE
 
     def __init__(self, cost: float, learned: LearnedLengths | None) -> None:
         self.cost, self.worth, self.learned = cost, 1.0, learned or LearnedLengths()
@@ -266,7 +267,7 @@ def test_a_window_is_never_beside_itself() -> None:
 def test_there_are_none_in_company_nor_without_a_window() -> None:
     chooser = chooser_of(0.0)
     assert chooser.choose(np.array([], dtype=np.int64), known_of([1, 2, 3]), 10, 8) is NO_SIBLINGS
-    chooser._length.num_beside = 1
+    chooser._length.joint = Joint(1)
     assert chooser.choose(np.array([1]), known_of([1, 2, 3]), 10, 8) is NO_SIBLINGS
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.ledger import Joint
 from mirrorsd.runtime.policy.roots import DEFAULTS
 from mirrorsd.runtime.policy.windows import (
     Confirmations,
@@ -51,10 +52,21 @@ def test_windows_shrink_as_company_grows() -> None:
     chances = [0.8**row for row in range(1, 20)]
     found = []
     for num_beside in (0, 1, 3, 7):
-        windows.num_beside = num_beside
+        windows.joint = Joint(num_beside)
         found.append(windows.cut_repeat(reaching(chances), 9, 0.0))
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
+
+
+def test_guesses_in_company_cost_what_they_were_seen_to_take() -> None:
+    """Passes of one text alone say little of a row behind long texts beside others."""
+    windows = length(((1.0, 5.0), (33.0, 21.0)), LearnedLengths(150.0))
+    chances = [0.8**row for row in range(1, 20)]
+    found = []
+    for guess_s in (0.0, 0.00001, 0.01):
+        windows.joint = Joint(3, guess_s)
+        found.append(windows.cut_repeat(reaching(chances), 9, 0.0))
+    assert found[1] > found[0] > found[2] == 0
 
 
 def test_limit_is_kept() -> None:
