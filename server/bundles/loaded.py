@@ -135,14 +135,20 @@ class LoadedBundle:
         size = len(json.dumps(what, ensure_ascii=False, default=str).encode("utf-8", "replace"))
         if size > self.context * self._settings.limits.token_bytes:
             raise ContextLengthError.of(self.context, f"the prompt, tools included, has {size} bytes")
-        loop, reading = asyncio.get_running_loop(), Reading(read)
-        loop.call_later(self._settings.limits.read_s, reading.break_off)
+        loop, most_s = asyncio.get_running_loop(), self._settings.limits.read_s
+        reading = Reading(read, most_s)
+        found = self._reading.submit(reading.run)
+
+        def watch() -> None:
+            if not found.done():
+                reading.check()
+                loop.call_later(most_s, watch)
+
+        loop.call_later(most_s, watch)
         try:
-            return await loop.run_in_executor(self._reading, reading.run)
+            return await asyncio.wrap_future(found)
         except BrokenOff:
-            raise ApiError(
-                400, f"Reading the prompt took over {self._settings.limits.read_s:g} seconds and was broken off."
-            ) from None
+            raise ApiError(400, f"Reading the prompt took over {most_s:g} seconds and was broken off.") from None
 
     async def speech(self) -> Speech:
         """How this bundle's model calls tools: read out of its chat template at the first request that has some.

@@ -3,6 +3,7 @@
 import ctypes
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -13,12 +14,18 @@ class BrokenOff(BaseException):
 
 
 class Reading(Generic[Result]):
-    """Work that another thread may break off, between two of its Python instructions."""
+    """Work that another thread may break off, between two of its Python instructions.
 
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
+    Args:
+        work: What is done.
+        limit_s: How long it may take, once it has begun.
+    """
+
+    def __init__(self, work: Callable[[], Result], limit_s: float) -> None:
+        self._work, self._limit_s = work, limit_s
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._began = 0.0
 
     def run(self) -> Result:
         """Do it.
@@ -27,15 +34,18 @@ class Reading(Generic[Result]):
             BrokenOff: it was broken off.
         """
         with self._lock:
-            self._thread = threading.get_ident()
+            self._thread, self._began = threading.get_ident(), monotonic()
         try:
             return self._work()
         finally:
             with self._lock:
                 self._thread = None
 
-    def break_off(self) -> None:
-        """End the work if it is being done."""
+    def check(self) -> None:
+        """Break the work off if it has taken too long.
+
+        To be called again while it goes on: Python drops what is raised in a weak reference's callback or a destructor.
+        """
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None and monotonic() - self._began >= self._limit_s:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(BrokenOff))
