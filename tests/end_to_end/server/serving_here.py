@@ -14,7 +14,7 @@ from mirrorsd.server import Limits, Running, ServerSettings
 TINY: dict[str, Any] = {"port": 0, "device_map": "cpu", "speculation": {"pad_rows_to": 8}}
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 2}
-LIMITS = Limits(head_s=1.0, body_s=1.0, read_s=1.0, send_s=1.0, idle_s=1.0, ping_s=0.5, body_bytes=1 << 20)
+LIMITS = Limits(head_s=1.0, body_s=1.0, read_s=2.0, send_s=1.0, idle_s=1.0, ping_s=0.5, body_bytes=1 << 20)
 
 
 @contextmanager
