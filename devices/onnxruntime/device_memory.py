@@ -61,7 +61,7 @@ class DeviceMemory:
 
 @functools.cache
 def integers_are_exact(placement: TargetPlacement) -> bool:
-    """Whether products of 8-bit integers are exact on this processor, as `exact_options` asks for."""
+    """Whether products of 8-bit integers are exact on this processor, as `names.EXACT_INTEGERS` asks for."""
     rows, weight = np.full((2, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
     product = node("MatMulInteger", ["rows", "weight"], ["out"])
     ports = [("rows", ONNX_TYPES["uint8"], 2)], [("out", ONNX_TYPES["int32"], 2)]
