@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
 _WATCH_S = 1.0
-"""Between two looks at a device: 0.06 ms of a second. 0.05: 1.06 ms. 5: 0.01 (`bench/claims/process/first_times.py`)."""
+"""Between two looks at a device: 0.06 ms a second. 0.05: 1.06. 5: 0.01 (`bench/claims/process/first_times.py`)."""
 
 
 class _Loan(NamedTuple):
