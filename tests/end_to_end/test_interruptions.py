@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -376,6 +378,8 @@ def test_closed_sessions_leave_no_memory_behind(real: MirrorPipeline) -> None:
                 session.generate(PROMPT, max_new_tokens=4, ignore_eos=True, method=METHODS[number % 4])
 
     use(20)
-    after_20 = megabytes()
-    use(180)
-    assert megabytes() - after_20 < 5
+    after: list[float] = [megabytes()]
+    for _ in range(7):
+        use(20)
+        after.append(megabytes())
+    assert median(now - before for before, now in pairwise(after)) < 0.5, after  # other tests' memory comes and goes
