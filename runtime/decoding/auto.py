@@ -186,9 +186,8 @@ class AutoSource(WindowSource):
         if self._is_quiet():
             return self._look()
         speed = self._speed
-        # Others' passes would wait for its rounds, and before these for its compiler.
-        is_slowing = self._request.joint.num_beside and self._draft.takes_turns
-        can_draft = not is_slowing and self._draft.is_ready()
+        is_slowing = self._request.joint.num_beside and self._draft.takes_turns  # others' passes would wait for it
+        can_draft = not is_slowing and self._draft.is_working()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
             self._read_along(done)
             return self._repeat(done, 0.0) or self._decline(done)
@@ -201,6 +200,8 @@ class AutoSource(WindowSource):
             can_draft, worth = False, 0.0
         may_try = can_draft and not is_ready and worth <= 0 and account.is_trial_due
         self._choice.is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
+        if (self._choice.is_trial or worth > 0) and not self._draft.is_ready():  # its compiler would slow the text
+            can_draft, worth, self._choice.is_trial = False, 0.0, False
         if not self._choice.is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
             return self._head_window(done, head, speed)
         if not self._choice.is_trial and worth <= 0:  # neither draft nor head pays, nor will they at once

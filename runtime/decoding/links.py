@@ -257,8 +257,8 @@ class DraftLink:
 
     @property
     def is_preparing(self) -> bool:
-        """Whether the draft's device is being got ready for this text, as far as `is_ready` has seen."""
-        return self._preparation is not None
+        """Whether the draft's device is being got ready for this text."""
+        return self._preparation is not None and not self._preparation.done()
 
     @property
     def round_seconds(self) -> float:

@@ -107,6 +107,19 @@ def test_in_company_no_draft_gets_ready_that_nobody_asks(
     assert unready.asked, "alone it may draft"
 
 
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_no_draft_gets_ready_that_would_not_pay(make_bench: Make, unready: Unready, *, takes_turns: bool) -> None:
+    """On shared cores its compiler would slow the text; where it has cores of its own, that costs nobody anything."""
+    unready.may_go.set()
+    bench = make_bench(draft=unready, takes_turns=takes_turns)
+    known = bench.engine.known.pairs[False]
+    known.start_plain(0.01)
+    known.brought, known.draft_seconds = 0.0, 1.0
+    bench.decode([1, 2, 3], "auto", max_new_tokens=60)
+    bench.engine.preparing_worker.run(lambda: None)
+    assert (unready.asked == []) == takes_turns
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_long_preparation_is_no_late_answer(make_bench: Make, unready: Unready, method: str) -> None:
     bench = make_bench(draft=unready, suffix_seconds=0.01, draft_deadline_s=0.05)
