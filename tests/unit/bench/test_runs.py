@@ -3,7 +3,7 @@
 import argparse
 import doctest
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +53,21 @@ def test_costs_of_steps_ignore_the_end_and_say_so(capsys: pytest.CaptureFixture[
     assert "END OF TEXT IGNORED" in capsys.readouterr().out
     runs.finish({"ends": runs.ends(options_of())}, None)
     assert capsys.readouterr().out == ""
+
+
+def test_a_number_is_another_one_for_a_while_in_each_module_that_has_it() -> None:
+    first, second = ModuleType("first"), ModuleType("second")
+    first.__dict__["_SHARE"] = 0.5
+    number = runs.changed("_SHARE=0.75")
+    with runs.with_changed(number, [first, second]):
+        assert (vars(first)["_SHARE"], "_SHARE" in vars(second), str(number)) == (0.75, False, "_SHARE=0.75")
+    with runs.with_changed(None, [first]):
+        assert vars(first)["_SHARE"] == 0.5
+    with (
+        pytest.raises(SystemExit, match="--with _OTHER=2: there is no such number"),
+        runs.with_changed(runs.changed("_OTHER=2"), [first]),
+    ):
+        raise AssertionError
 
 
 def test_only_sampled_texts_have_a_seed() -> None:
