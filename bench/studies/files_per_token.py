@@ -5,8 +5,9 @@
 Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
 `runtime/`, `texts/` and `devices/` in which a function begins while a step is taken; `outer` of them only hand the
 step on (pipeline, session, turns, engine, seat). `median` and `most` are over the steps from the second on, `files`
-those of the longest. A text by each method comes first, so that what is needed has been compiled. What `mirrorsd tune`
-has found is used, and adds what cuts windows; `--untuned` leaves it out.
+those of the longest. Counting begins when weights have moved to huge pages, which no step waits for, and after a text by
+each method, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds what cuts
+windows; `--untuned` leaves it out.
 """
 
 import sys
@@ -44,6 +45,7 @@ def main() -> None:
     sys.setprofile(passed.note)
     rows, (prompt,) = [], runs.spread_prompts(options.prompts, 1)
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=not options.untuned) as pipe:
+        pipe.engine.beside.settle()
         for method in METHODS:
             pipe.generate(messages=prompt, config=runs.text_config(options), method=method)
         for kind, settings in TEXTS.items():
