@@ -5,8 +5,8 @@
 Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
 `runtime/`, `texts/` and `devices/` in which a function begins while a step is taken; `outer` of them only hand the
 step on (pipeline, session, turns, engine, seat). `median` and `most` are over the steps from the second on, `files`
-those of the longest. Counting begins when weights have moved to huge pages, which no step waits for, and after a text by
-each method, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds what cuts
+those of the longest. Counting begins when weights have moved to huge pages, which no step waits for, and after a text
+by each method, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds what cuts
 windows; `--untuned` leaves it out.
 """
 
