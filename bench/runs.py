@@ -3,11 +3,14 @@
 import argparse
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions, spread
@@ -29,6 +32,45 @@ class Setting:
     name: str
     method: str = "mirror"
     speculation: dict[str, Any] = field(default_factory=dict)
+
+
+class Changed(NamedTuple):
+    """A number in capital letters, and another value."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value:g}"
+
+
+def changed(word: str) -> Changed:
+    """What is given as `--with NAME=VALUE`.
+
+    >>> changed("_MOST_AT_A_TABLE=4")
+    Changed(name='_MOST_AT_A_TABLE', value=4)
+    """
+    name, _, value = word.partition("=")
+    return Changed(name, int(value) if value.isdecimal() else float(value))
+
+
+@contextmanager
+def with_changed(number: Changed | None, modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Another value, in each of the modules that has this number; None changes nothing.
+
+    Raises:
+        SystemExit: no module has it.
+    """
+    if number is None:
+        yield
+        return
+    owners = [module for module in modules if number.name in vars(module)]
+    if not owners:
+        raise SystemExit(f"--with {number}: there is no such number")
+    with ExitStack() as values:
+        for owner in owners:
+            values.enter_context(patch.object(owner, number.name, number.value))
+        yield
 
 
 def parser(

@@ -1,11 +1,11 @@
-"""What a joint pass takes, by how many texts are attended together, beside the same passes one after another.
+"""What a joint pass takes, with other numbers too, beside the same passes one after another.
 
-    python bench/studies/joint_passes.py smollm2.mirror --past 300,300,300,300 --past 900,50 --at-each 4,2,1
-    python bench/studies/joint_passes.py smollm2.mirror --at-each 2 --past 300:8,300,300:4,300
+    python bench/studies/joint_passes.py smollm2.mirror --past 300,300,300 --past 900,50 --with _MOST_AT_A_TABLE=4
+    python bench/studies/joint_passes.py smollm2.mirror --past 300:8,300,300:4,300 --with _GUEST_COST=1000
 
 Each text brings a row behind so many tokens, or, as `300:8`, eight of them: a window. Says the least and the median
-milliseconds of a pass of all of them, with tables of so many texts each; `turns` runs a pass for each text instead, and
-`window` one of as many rows of the first.
+milliseconds of a pass of all of them: as joint passes are, and with a number of `batch` or `seating` at another value.
+`turns` runs a pass for each text instead, and `window` one of as many rows of the first.
 """
 
 import time
@@ -14,17 +14,17 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
-from mirrorsd.runtime.backends.onnxruntime import batch as batch_module
+from mirrorsd.runtime.backends.onnxruntime import batch, seating
 from mirrorsd.runtime.ledger import Ledger, TargetPass
 
-_SLOTS = 8
+_SLOTS, _MOST_S = 8, 3600.0
+_OWNERS = (batch, seating)
 _DEFAULT = ("50,50", "50,50,50,50,50,50,50,50", "900,900", "900,700,50,30,200,300,100,400")
 
 
@@ -40,14 +40,13 @@ def main() -> None:
     parser = runs.parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--past", action="append", help="tokens before the row of each text, or before N rows: 300:8")
-    parser.add_argument("--at-each", default="4,2,1")
+    parser.add_argument("--with", dest="numbers", action="append", default=[], type=runs.changed, metavar="NAME=VALUE")
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
     texts = [[_text_of(part) for part in one.split(",")] for one in options.past or _DEFAULT]
-    at_each = [int(number) for number in options.at_each.split(",")]
     with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
-        worker, model = pipe.engine.target_worker, pipe.engine.target_model
-        rows = worker.run(partial(measure, model, texts, at_each, options.repeats))
+        job = partial(measure, pipe.engine.target_model, texts, [None, *options.numbers], options.repeats)
+        rows = pipe.engine.target_worker.run(job, deadline_s=_MOST_S)
     runs.print_rows(rows, tuple(rows[0]))
     runs.finish(runs.header(options.bundle, repeats=options.repeats) | {"rows": rows}, options.output)
 
@@ -57,30 +56,27 @@ def _text_of(part: str) -> Text:
     return Text(int(past), int(num_rows or 1))
 
 
-def measure(model: Any, texts: Sequence[Sequence[Text]], at_each: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def measure(
+    model: Any, texts: Sequence[Sequence[Text]], numbers: Sequence[runs.Changed | None], repeats: int
+) -> list[dict[str, Any]]:
     """A row for each set of texts; on the target's thread."""
-    before, batches = regions_now(), dict[int, Any]()
-    for number in at_each:
-        with patch.object(batch_module, "_MOST_AT_A_TABLE", number):
-            batches[number] = model.open_batch(_SLOTS)
+    before, opened = regions_now(), list[Any]()
+    for number in numbers:
+        with runs.with_changed(number, _OWNERS):
+            opened.append(model.open_batch(_SLOTS))
     use_huge_pages(new_regions(before))
-    sessions = {number: [model.new_session() for _ in range(_SLOTS)] for number in at_each}
+    sessions = [[model.new_session() for _ in range(_SLOTS)] for _ in numbers]
     ids = np.arange(model.entry.context) * 7 % model.entry.shape.vocab_size
     found = []
     for asked_of in texts:
-        for own in sessions.values():
+        ways: dict[str, Callable[[], object]] = {}
+        for number, own, joint in zip(numbers, sessions, opened, strict=True):
             for session, text in zip(own, asked_of, strict=False):
                 session.prefill(ids[: text.past], 0, ledger=Ledger())
-        asked = {
-            number: [_pass(session, *text, ids) for session, text in zip(own, asked_of, strict=False)]
-            for number, own in sessions.items()
-        }
-        ways: dict[str, Callable[[], object]] = {
-            f"tables of {number}": partial(batches[number].run, passes) for number, passes in asked.items()
-        }
-        alone = asked[at_each[0]]
-        ways["turns"] = partial(_one_by_one, alone)
-        ways["window"] = _pass(sessions[at_each[0]][0], asked_of[0].past, sum(text.num_rows for text in asked_of), ids)
+            passes = [_pass(session, *text, ids) for session, text in zip(own, asked_of, strict=False)]
+            ways[str(number or "joint")] = partial(_together, joint, passes, number)
+            ways.setdefault("turns", partial(_one_by_one, passes))
+        ways["window"] = _pass(sessions[0][0], asked_of[0].past, sum(text.num_rows for text in asked_of), ids)
         name = ",".join(f"{text.past}:{text.num_rows}" if text.num_rows > 1 else str(text.past) for text in asked_of)
         found.append({"past": name} | times_of(ways, repeats))
     return found
@@ -95,6 +91,11 @@ def times_of(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, s
             work()
             times[name].append(1e3 * (time.perf_counter() - started))
     return {name: f"{min(found[1:]):.1f} {median(found[1:]):.1f}" for name, found in times.items()}
+
+
+def _together(joint: Any, passes: Sequence[TargetPass], number: runs.Changed | None) -> None:
+    with runs.with_changed(number, _OWNERS):
+        joint.run(passes)
 
 
 def _one_by_one(passes: Sequence[TargetPass]) -> None:

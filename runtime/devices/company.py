@@ -27,7 +27,8 @@ _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
 _FIRST_CHUNK, _CHUNK_SHARE = 8, 0.75
 """Rows of a prompt. The first counts for a few passes only, and there are no fewer: they cost less than any pass. And
-what all may take, of a pass: with 1, one pass in a hundred held texts up for three steps, since times vary."""
+what all may take, of a pass: with 1, one pass in a hundred held texts up for three steps, since times vary
+(`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _CHUNK_SHARE=1`; so others here, too)."""
 _FIRST_GUESSES, _FORGOTTEN = 16, 0.005
 """Guesses that take a pass's time, before any was seen. And what every pass without a guess makes of that again."""
 

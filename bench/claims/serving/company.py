@@ -2,13 +2,14 @@
 
     python bench/claims/serving/company.py smollm2.mirror --method plain --output company.json
     python bench/claims/serving/company.py smollm2.mirror --rounds 0 --texts 1000
-    python bench/claims/serving/company.py smollm2.mirror --rounds 0 --arriving 1500 --tokens 400
+    python bench/claims/serving/company.py smollm2.mirror --rounds 0 --arriving 1500 --tokens 400 --with _CHUNK_SHARE=1
 
 Users take the prompts from one queue, each with a session of its own. Numbers of users take turns, round by round; a
 gain is the median of the rounds' ratios to one user. `--texts` asks that many texts of all methods in company of
 eight: greedy and sampled, with penalties, log-probabilities and forms. Each is compared with the same text alone.
 `--arriving` has a prompt of so many tokens come while seven texts are decoded, and says how long these stood still: the
-99th percentile of the times between two of their chunks, in medians of the same without the prompt.
+99th percentile of the times between two of their chunks, in medians of the same without the prompt. `--with` measures
+all of this once more, by turns, with a number of `runtime/devices/company.py` at another value.
 """
 
 import threading
@@ -22,8 +23,10 @@ from typing import Any, NamedTuple
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.runtime.devices import company
 from mirrorsd.runtime.session import MirrorSession
 
+_STILL = ("step_ms", "p99_before", "p99_beside", "read_s")
 _NUM_IDS = 256
 """Of a made-up prompt; every vocabulary has so many."""
 WAYS: tuple[dict[str, Any], ...] = (
@@ -53,6 +56,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=0, help="how many texts to compare with those alone")
     parser.add_argument("--arriving", type=int, default=0, help="tokens of a prompt that comes beside seven texts")
+    parser.add_argument("--arrivals", type=int, default=3, help="of such a prompt")
+    parser.add_argument("--with", dest="numbers", action="append", default=[], type=runs.changed, metavar="NAME=VALUE")
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
     users = [int(number) for number in options.users.split(",")]
@@ -61,13 +66,22 @@ def main() -> None:
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
         sessions = [pipe.session() for _ in range(max(*users, 8))]
         open_company(pipe)
-        rows = measure(sessions, [Asked(prompt, config) for prompt in prompts], users, options.rounds)
-        runs.print_rows(rows, ("users", "tokens_per_second", "gain"))
+        numbers = [None, *options.numbers]
+        rows = measure(sessions, [Asked(prompt, config) for prompt in prompts], users, options.rounds, numbers)
+        runs.print_rows(rows, ("users", "with", "tokens_per_second", "gain"))
         asked = list(islice(mixed(prompts, pipe.methods, options.tokens), options.texts))
         num_different = count_different(sessions[:8], asked)
         if options.arriving:
-            report["standing_still"] = standing_still(sessions, prompts, config, options.arriving)
-            print(report["standing_still"])
+            found: dict[str, list[dict[str, float]]] = {}
+            for number in numbers * options.arrivals:
+                with runs.with_changed(number, [company]):
+                    still = standing_still(sessions, prompts, config, options.arriving)
+                found.setdefault(str(number or ""), []).append(still)
+            report["standing_still"] = [
+                {"with": name} | {key: median(still[key] for still in stills) for key in _STILL}
+                for name, stills in found.items()
+            ]
+            runs.print_rows(report["standing_still"], ("with", *_STILL))
     report |= {"method": options.method, "rows": rows, "compared": len(asked), "different": num_different}
     report["ends"] = runs.ends(options)
     print(f"{num_different} of {len(asked)} texts differ from those alone")
@@ -85,31 +99,38 @@ def open_company(pipe: MirrorPipeline) -> None:
 
 
 def measure(
-    sessions: Sequence[MirrorSession], asked: Sequence[Asked], users: Sequence[int], rounds: int
+    sessions: Sequence[MirrorSession],
+    asked: Sequence[Asked],
+    users: Sequence[int],
+    rounds: int,
+    numbers: Sequence[runs.Changed | None] = (None,),
 ) -> list[dict[str, Any]]:
-    """A row for each number of users; every text must be that of the first round."""
-    speeds: dict[int, list[float]] = {number: [] for number in users}
+    """A row for each number of users, and of the scheduler's; every text must be that of the first round."""
+    ways = [(count, number) for count in users for number in numbers]
+    speeds: dict[tuple[int, runs.Changed | None], list[float]] = {way: [] for way in ways}
     known: list[list[int]] | None = None
     for _ in range(rounds):
-        for number in users:
+        for way in ways:
             for session in sessions:
                 session.forget()
-            started = perf_counter()
-            texts = answer(sessions[:number], asked)
-            seconds = perf_counter() - started
-            speeds[number].append(sum(text.num_tokens for text in texts) / seconds)
+            with runs.with_changed(way[1], [company]):
+                started = perf_counter()
+                texts = answer(sessions[: way[0]], asked)
+                seconds = perf_counter() - started
+            speeds[way].append(sum(text.num_tokens for text in texts) / seconds)
             found = [text.token_ids for text in texts]
             known = known or found
             if found != known:
-                raise SystemExit(f"{number} users changed each other's texts")
-    first = speeds[users[0]]
+                raise SystemExit(f"{way[0]} users changed each other's texts")
+    first = speeds[ways[0]]
     return [
         {
-            "users": number,
+            "users": count,
+            "with": str(number or ""),
             "tokens_per_second": round(median(found), 2),
             "gain": round(median(own / alone for own, alone in zip(found, first, strict=True)), 3),
         }
-        for number, found in speeds.items()
+        for (count, number), found in speeds.items()
         if found
     ]
 
@@ -133,6 +154,7 @@ def standing_still(
         reader.start()
     while len(gaps) < settings.max_new_tokens:  # a seventh of each text
         sleep(0.01)
+    sessions[7].forget()
     began = perf_counter()
     ids = [number % _NUM_IDS for number in range(num_arriving)]
     sessions[7].generate(token_ids=ids, config=settings.with_overrides({"max_new_tokens": 1}))

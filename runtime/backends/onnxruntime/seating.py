@@ -33,9 +33,10 @@ NUM_GUESTS = 1
 """Of a pass. A place for one costs a node of attention in every layer, used or not: a tenth of a joint pass of SmolLM2.
 """
 _GUEST_COST = 1.6
-"""Times what a slot's attention takes for the same text: SmolLM2 behind 400 tokens, a layer, 108 us for 69."""
+"""Times what a slot's attention takes for the same text: SmolLM2 behind 400 tokens, a layer, 108 us for 69. Where it is
+1,000, no guest is chosen: `joint_passes.py BUNDLE --past 600:3,50 --with _GUEST_COST=1000`."""
 _READING = 4.0
-"""Rows whose attention takes as long as reading the cache does."""
+"""Rows whose attention takes as long as reading the cache does (`--with _READING=1`)."""
 _FEWEST_ATTENDED = 2
 """Rows of attention: a single one has another routine."""
 
