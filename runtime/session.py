@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,12 @@ from mirrorsd.runtime.decoding.protocol import Stop
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat, SeatedDecoder
 from mirrorsd.runtime.decoding.step import run_steps
-from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult, result_of
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.side_by_side import side_by_side
-from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns
+from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns, stream_in_thread
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
@@ -179,13 +178,9 @@ class MirrorSession:
 
         Closing the generator, or cancelling the task that reads it, stops the request within a step.
         """
-
-        def begin() -> tuple[Iterator[Chunk], Callable[[], None]]:
-            settings = resolve_generation(config, dict(overrides), self._manifest.generation)
-            request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
-            return self._stream(request), request.cancel
-
-        return stream_in_thread(begin)
+        return stream_in_thread(
+            partial(self.stream, prompt, config, messages=messages, token_ids=token_ids, **overrides)
+        )
 
     async def agenerate(
         self,

@@ -1,13 +1,13 @@
-"""Iterators read from an event loop: on one thread of their own, cancelled and closed with their reader."""
+"""Streams read from an event loop: on one thread of their own, cancelled and closed with their reader."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 
 import pytest
 
-from mirrorsd.runtime.devices.in_thread import stream_in_thread
+from mirrorsd.runtime.turns import ChunkStream, stream_in_thread
 
 
 class Source:
@@ -18,10 +18,10 @@ class Source:
         self.closed, self.cancelled = threading.Event(), threading.Event()
         self._seconds = seconds
 
-    def begin(self) -> tuple[Iterator[int], Callable[[], None]]:
-        return self._count(), self.cancelled.set
+    def begin(self) -> ChunkStream[int]:
+        return ChunkStream(self._count(), self.cancelled.set)
 
-    def _count(self) -> Iterator[int]:
+    def _count(self) -> Generator[int, None, None]:
         try:
             for number in range(10):
                 self.threads.add(threading.get_ident())
@@ -46,7 +46,7 @@ def test_a_task_that_is_cancelled_ends_the_item_under_way() -> None:
     source = Source(seconds=30.0)
 
     async def leave() -> float:
-        task = asyncio.create_task(anext(stream_in_thread(source.begin)))  # type: ignore[arg-type]
+        task = asyncio.create_task(anext(stream_in_thread(source.begin)))
         await asyncio.sleep(0.05)
         started = time.perf_counter()
         task.cancel()
@@ -58,7 +58,7 @@ def test_a_task_that_is_cancelled_ends_the_item_under_way() -> None:
     assert source.closed.wait(5.0)
 
 
-def test_a_stream_that_is_closed_closes_its_iterator() -> None:
+def test_a_generator_that_is_closed_closes_its_stream() -> None:
     source = Source()
 
     async def read_one() -> int:
@@ -71,9 +71,9 @@ def test_a_stream_that_is_closed_closes_its_iterator() -> None:
     assert source.closed.wait(5.0)
 
 
-def test_what_the_iterator_raises_is_raised_to_the_reader() -> None:
-    def begin() -> tuple[Iterator[int], Callable[[], None]]:
+def test_what_the_stream_raises_is_raised_to_the_reader() -> None:
+    def begin() -> ChunkStream[int]:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        asyncio.run(anext(stream_in_thread(begin)))  # type: ignore[arg-type]
+        asyncio.run(anext(stream_in_thread(begin)))
