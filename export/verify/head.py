@@ -53,7 +53,10 @@ def compare_heads(
 
 
 def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.dtype) -> None:
-    """Round what a head owns as its stage holds it: products like the LM head, tables like the embedding."""
+    """Round what a head owns as its stage holds it: products like the LM head, tables like the embedding.
+
+    Where the LM head's rows are scaled, that holds for matrices of its height alone; others keep blocks.
+    """
     borrowed = set(network.config.borrowed)
     vocab_size = network.config.vocab_size
     for name, parameter in network.named_parameters():
@@ -62,7 +65,8 @@ def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.d
         owner = network.get_submodule(name.rpartition(".")[0])
         is_table = isinstance(owner, nn.Embedding) and parameter.shape[0] == vocab_size
         is_product = isinstance(owner, nn.Linear | nn.Embedding | Vocabulary)
-        chosen = formats.embedding if is_table else formats.head if is_product else None
+        as_head = formats if parameter.shape[-2:-1] == (vocab_size,) else formats.in_blocks
+        chosen = formats.embedding if is_table else as_head.head if is_product else None
         parameter.data = _stored(parameter.data, chosen, dtype)
 
 

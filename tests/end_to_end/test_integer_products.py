@@ -1,22 +1,27 @@
 """A bundle with products of integers: exported, checked, and every method's text plain decoding's own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from random_heads import OTHERS, save_head
 
 from mirrorsd import DeviceError, MirrorPipeline
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime import target
 
-SIZES = {"context": 512, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
+SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
 
 
 @pytest.fixture(scope="module")
 def bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("integer") / "tiny.mirror"
-    export_pair(*tiny_pair, output, ExportOptions(precision="int8", products="integer", **SIZES))
-    return output
+    folder = tmp_path_factory.mktemp("integer")
+    heads = tuple(str(save_head(config, folder / kind)) for kind, config in OTHERS.items())
+    export_pair(
+        *tiny_pair, folder / "tiny.mirror", ExportOptions(precision="int8", products="integer", heads=heads, **SIZES)
+    )
+    return folder / "tiny.mirror"
 
 
 def test_the_manifest_says_so_and_the_export_was_checked(bundle: Path) -> None:
@@ -28,12 +33,13 @@ def test_the_manifest_says_so_and_the_export_was_checked(bundle: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_method_writes_the_same_text(bundle: Path, temperature: float) -> None:
+    """Heads, too, whose guesses read one LM head several times over."""
     with MirrorPipeline.load(bundle, device_map="cpu") as pipe:
         texts = {
             method: pipe.generate(
                 "Once upon a time", max_new_tokens=48, method=method, temperature=temperature, seed=3
             ).token_ids
-            for method in ("plain", "serial", "mirror", "lookup", "auto")
+            for method in ("plain", "serial", "mirror", "lookup", "auto", *OTHERS)
         }
     assert len({tuple(ids) for ids in texts.values()}) == 1
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, rewritten
 from mirrorsd.devices.onnxruntime.masked_graph import PASS_ROWS, reading_rows, rows_spec
+from mirrorsd.devices.onnxruntime.own_weights import with_own_weights
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, run_options
 from mirrorsd.graphs import names
@@ -48,7 +49,8 @@ class OnnxHeads:
         with self._lock:
             if kind not in self._stages:
                 path, dtype = self._bundle / entry.file, self._target.shape.dtype
-                contract, graph = head_contract(self._target.shape, entry.shape, names.head_name(kind)), None
+                contract = head_contract(self._target.shape, entry.shape, names.head_name(kind))
+                graph = rewritten(path, with_own_weights)
                 if self._takes_trees:
                     taps = [names.tap(layer) for layer in entry.shape.taps]
                     graph = rewritten(path, partial(reading_rows, taps=taps))
