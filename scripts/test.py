@@ -17,7 +17,8 @@ import json
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from tempfile import TemporaryFile
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from time import monotonic
 from typing import IO, NamedTuple
 
@@ -49,8 +50,11 @@ TESTS_LIMIT_S = 3600
 """A tier takes minutes. A process that hangs while it ends is no test any more, and has no other deadline."""
 NO_LIMIT = ("-o", "faulthandler_timeout=0")
 """Long tests have deadlines of their own."""
-WORKERS = ("--dist", "loadfile", "--no-loadscope-reorder", "-n")
-"""Several processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
+WORKERS = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0", "-n")
+"""Several processes: a file's tests stay together, for they share models. `-n 0` switches it off. Where one dies the
+run ends: behind a process that took its place, xdist 3.8 has waited for ever."""
+DIED = "MIRRORSD_TESTS_DIED"
+"""Names the file in which `tests/conftest.py` notes the test whose process died."""
 NUM_WORKERS = {"unit": "2"}
 """Unit tests compute; a third process computes while tests of the other tiers wait for programs and clocks."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -189,7 +193,14 @@ def run_part(
     folders = (TIERS | RAY).get(part, ())
     workers = [*WORKERS, NUM_WORKERS.get(part, "3")]
     command = [python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments]
-    status = run_here(command, ONE_THREAD | variables, limit_s=limit_s)
+    with TemporaryDirectory() as folder:
+        died = Path(folder) / "died"
+        variables = ONE_THREAD | variables | {DIED: str(died)}
+        status = run_here(command, variables, limit_s=limit_s)
+        if died.exists():
+            print(f"== {part} once more: a process died in {died.read_text(encoding='utf-8')}", flush=True)
+            died.unlink()
+            status = run_here(command, variables, limit_s=limit_s) or int(died.exists())
     return status == 0 or (status == NO_TESTS and bool(folders))
 
 

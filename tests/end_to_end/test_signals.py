@@ -19,6 +19,8 @@ from mirrorsd.testing.fake import FakeTarget
 
 PROMPT, OTHER = "Every morning the fox", "The old heron said to the river that"
 SETTINGS = {"max_new_tokens": 30, "ignore_eos": True}
+SIGNAL = getattr(signal, "SIGWINCH", signal.SIGTERM)
+"""One that nobody minds who has no handler: a pass that comes late must not end the process of all tests."""
 
 
 class SignalledTarget(FakeTarget):
@@ -29,7 +31,7 @@ class SignalledTarget(FakeTarget):
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_until -= 1
         if self.num_until == 0:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(SIGNAL)
         return super().run(*arguments, **options)
 
 
@@ -48,7 +50,7 @@ class HeldTarget(FakeTarget):
 @pytest.fixture
 def on_signal() -> Iterator[Callable[[Callable[[], object]], list[BaseException]]]:
     """Makes a job the handler of the signal; the list gets what it raises."""
-    usual = signal.getsignal(signal.SIGTERM)
+    usual = signal.getsignal(SIGNAL)
 
     def handle_by(job: Callable[[], object]) -> list[BaseException]:
         raised: list[BaseException] = []
@@ -59,11 +61,11 @@ def on_signal() -> Iterator[Callable[[Callable[[], object]], list[BaseException]
             except Exception as error:
                 raised.append(error)
 
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(SIGNAL, handler)
         return raised
 
     yield handle_by
-    signal.signal(signal.SIGTERM, usual)
+    signal.signal(SIGNAL, usual)
 
 
 @pytest.fixture

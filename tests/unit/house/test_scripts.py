@@ -122,6 +122,25 @@ def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch)
     assert "oldest" not in script.parts_of(None, [])
 
 
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_tests_run_once_more_where_a_process_died(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: int
+) -> None:
+    """Once: what dies twice has failed."""
+    script, runs = load_script("test", monkeypatch), []
+
+    def run(_: list[str], variables: dict[str, str], limit_s: float) -> int:
+        runs.append(limit_s)
+        if len(runs) <= times:
+            Path(variables[script.DIED]).write_text("test_this.py::test_that", encoding="utf-8")
+        return int(len(runs) <= times)
+
+    monkeypatch.setattr(script, "run_here", run)
+    assert script.run_part("python", "end-to-end", [], {}) == (times < 2)
+    assert len(runs) == min(times, 1) + 1
+    assert ("a process died in test_this.py::test_that" in capsys.readouterr().out) == bool(times)
+
+
 def test_what_takes_too_long_is_killed_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
