@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)),
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
-    """Name the test whose process died at once: the summary comes late, or never. `scripts/test.py` asks for it, too."""
+    """Name the test whose process died at once: the summary comes late, or never. `scripts/test.py` asks, too."""
     print(f"\nthe process of {crashitem} died", flush=True)
     if noted := os.environ.get("MIRRORSD_TESTS_DIED"):
         Path(noted).write_text(crashitem, encoding="utf-8")
