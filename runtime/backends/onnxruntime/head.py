@@ -6,7 +6,6 @@ Hidden states are bound where the pass has left them. Only tokens and noise go t
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +49,11 @@ class OnnxHeads:
             if kind not in self._stages:
                 path, dtype = self._bundle / entry.file, self._target.shape.dtype
                 contract = head_contract(self._target.shape, entry.shape, names.head_name(kind))
-                graph = rewritten(path, with_own_weights)
-                if self._takes_trees:
+                if not self._takes_trees:
+                    graph = rewritten(path, with_own_weights)
+                else:
                     taps = [names.tap(layer) for layer in entry.shape.taps]
-                    graph = rewritten(path, partial(reading_rows, taps=taps))
+                    graph = rewritten(path, lambda model: reading_rows(with_own_weights(model) or model, taps=taps))
                     contract = replace(contract, inputs=(*contract.inputs, rows_spec()))
                 stage = device.open(path, dtype, rewritten=graph)
                 check_ports(stage, contract)

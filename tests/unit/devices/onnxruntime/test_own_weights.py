@@ -14,7 +14,7 @@ SIZES = 64, 32
 
 
 def graph(num_products: int) -> bytes:
-    """Products of the same rows and the same weight; the second one's rows are turned around before."""
+    """Products of rows of their own and one weight."""
     rng = np.random.default_rng(3)
     values: dict[str, np.ndarray[Any, Any]] = {
         "scale": np.array(0.5, np.float32),
