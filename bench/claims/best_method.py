@@ -2,9 +2,11 @@
 
     python bench/claims/best_method.py pair.mirror --count 24 --repeats 2 --temperatures 0 1 --output best_method.json
 
-Every text is decoded by all `--methods` by turns, each in a session of its own; who comes first changes. Nothing is
-tuned, and with an empty `MIRRORSD_CACHE` nothing was learned before. A method's speed is all tokens over the sum of
-each text's median time. The intervals hold the ratios in 95 of 100 cases (texts are drawn again).
+Every text is decoded by all `--methods` by turns, each in a session of its own; who comes first changes. How fast a
+session is depends on where its caches lie in memory (two of one method differ by up to 3 %), so that every repeat has
+new ones. Nothing is tuned, and with an empty `MIRRORSD_CACHE` nothing was learned before. A method's speed is all
+tokens over the sum of each text's median time. The intervals hold the ratios in 95 of 100 cases (texts are drawn
+again).
 """
 
 import random
@@ -13,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import GenerationConfig, MirrorPipeline, MirrorSession
 from mirrorsd.bench import runs
 
 _NUM_DRAWN = 2_000
@@ -45,11 +47,14 @@ def measure(
     pipe: MirrorPipeline, prompts: Sequence[runs.Messages], config: GenerationConfig, methods: list[str], repeats: int
 ) -> tuple[dict[str, list[float]], list[int]]:
     """Median seconds of each text by method, and how many tokens each has; all methods must write the same."""
-    sessions = {method: pipe.session() for method in methods}
     times: dict[str, list[list[float]]] = {method: [[] for _ in prompts] for method in methods}
     tokens = [0] * len(prompts)
+    sessions = dict[str, MirrorSession]()
     for turn in range(repeats * len(prompts)):
         number, first = turn % len(prompts), turn % len(methods)
+        if not number:
+            _close(sessions)
+            sessions = {method: pipe.session() for method in methods}
         found = set[tuple[int, ...]]()
         for method in (*methods[first:], *methods[:first]):
             settings = config.with_overrides({"method": method})
@@ -59,9 +64,13 @@ def measure(
             tokens[number] = text.num_tokens
         if len(found) > 1:
             raise SystemExit(f"the methods differ in the text of prompt {number}")
+    _close(sessions)
+    return {method: [median(one) for one in texts] for method, texts in times.items()}, tokens
+
+
+def _close(sessions: dict[str, MirrorSession]) -> None:
     for session in sessions.values():
         session.close()
-    return {method: [median(one) for one in texts] for method, texts in times.items()}, tokens
 
 
 def compared(seconds: dict[str, list[float]], tokens: Sequence[int]) -> dict[str, Any]:

@@ -161,7 +161,9 @@ class AutoSource(WindowSource):
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window, where one is looked for."""
         attention = self._known.attention
-        if attention.left > 0 and self._choice.is_plain and not self._is_in_step:
+        is_asleep = attention.left > 0 and self._choice.is_plain and not self._is_in_step
+        self._repeats.watch(is_wanted=not is_asleep)
+        if is_asleep:
             attention.sleep(1 + acceptance.num_right)
             self._choice = _ASLEEP
             return Found(self._repeats.free_rows.guess())

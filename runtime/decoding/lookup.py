@@ -18,6 +18,11 @@ class Repeats:
     def __init__(self, request: Request, row_group: int) -> None:
         self._request, self.free_rows = request, FreeRows(request, row_group)
 
+    def watch(self, *, is_wanted: bool) -> None:
+        """Whether anybody looks after the next token; what free rows hold is looked for in any case."""
+        if self._request.repeats is not None:
+            self._request.repeats.is_watched = is_wanted or self.free_rows.row_group > 1
+
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""
         request, windows, repeats = self._request, self._request.windows, self._request.repeats

@@ -135,7 +135,7 @@ class FreeRows(WindowSource):
     name = "plain"
 
     def __init__(self, request: Request, row_group: int = 1) -> None:
-        self._request, self._row_group = request, row_group
+        self._request, self.row_group = request, row_group
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         read_prompt()
@@ -147,7 +147,7 @@ class FreeRows(WindowSource):
 
     def guess(self) -> NDArray[np.int64]:
         """How the text went on before, as far as rows are free."""
-        most = 0 if self._request.joint.num_beside else self._row_group - 1
+        most = 0 if self._request.joint.num_beside else self.row_group - 1
         repeats, count = self._request.repeats, min(most, self._request.window_limit())
         return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
 

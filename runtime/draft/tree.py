@@ -39,11 +39,12 @@ class RepeatedText:
     """Follows one text that only grows: how it has gone on where it stood as it does now, and how often it does again.
 
     By what all texts have taught, and how much oftener that came true here. The scheduler's thread lets it follow; what
-    it repeats may be asked from any thread.
+    it repeats may be asked from any thread. What nobody asks for (`is_watched`) is not learned: it slows short steps.
     """
 
     def __init__(self, chances: RepeatChances, prompt: Sequence[int]) -> None:
         """Begin with a prompt; teach `chances` what comes after it."""
+        self.is_watched = True
         self._chances, self._truth = chances, Ratio()
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], int] = {}
@@ -60,7 +61,7 @@ class RepeatedText:
                 self._truth.observe(float(is_right), self._chances.chance(repeat.length))
                 self._chances.observe(repeat.length, is_right=is_right)
             self._append(token)
-            self._repeat = self.go_on(repeat, self._tokens)
+            self._repeat = self.go_on(repeat, self._tokens) if self.is_watched else None
 
     def _append(self, token: int) -> None:
         """Note the token as what came after the last ones, one to four of them."""

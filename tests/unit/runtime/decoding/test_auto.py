@@ -1,7 +1,7 @@
 """`auto` changes no token; its promises are a table: kind of draft x costs -> what it keeps, in simulated time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from mirrorsd.machine.tuning.recorder import record_text
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate, tokens_per_second
 from mirrorsd.runtime.decoding.auto import AutoSource
+from mirrorsd.runtime.draft.tree import RepeatedText
 from mirrorsd.testing.fake import FakeDraft
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
@@ -151,10 +152,17 @@ def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
 ) -> None:
     """Looking takes time, which counts where steps are short. Tokens go on counting."""
     choose, looked = AutoSource._choose, list[int]()
+    follow, is_watched = RepeatedText.follow, list[bool]()
 
     def counted(source: AutoSource, done: Any) -> Any:
         looked.append(source._request.num_tokens)
         return choose(source, done)
+
+    def followed(text: RepeatedText, new: Sequence[int]) -> None:
+        is_watched.extend([text.is_watched] * len(new))
+        follow(text, new)
+
+    monkeypatch.setattr(RepeatedText, "follow", followed)
 
     monkeypatch.setattr(AutoSource, "_choose", counted)
     bench = make_bench(hit_rate=0.0, is_steady=True, takes_turns=True)
@@ -168,6 +176,8 @@ def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
     assert known.attention.left <= 0
     assert not known.attention.slept
     assert known.since >= since + 20
+    assert is_watched.count(False) in range(15, 22), "nor is the text followed meanwhile"
+    assert is_watched[-1]
 
 
 def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:

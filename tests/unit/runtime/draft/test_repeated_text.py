@@ -25,6 +25,22 @@ def test_a_text_read_piece_by_piece_gives_the_same_guesses() -> None:
     assert found > 50
 
 
+def test_a_text_that_nobody_watched_for_a_while_is_known_again() -> None:
+    text, chances = [1, *LOOP, *LOOP, 2, 3, *LOOP[:3]], RepeatChances()
+    rested = RepeatedText(chances, text[:1])
+    rested.follow(text[1:8])
+    rested.is_watched = False
+    rested.follow(text[8:9])
+    before = [share.expected for share in chances.shares]
+    rested.follow(text[9:-1])
+    assert not rested.window(1).tolist()
+    rested.is_watched = True
+    rested.follow(text[-1:])
+    assert [share.expected for share in chances.shares] == before, "what nobody watched teaches nothing"
+    assert rested.window(4).tolist() == [8, 9, 2, 3]
+    assert rested.find(text) == followed(text).find(text)
+
+
 def test_the_longest_end_that_stood_before_wins() -> None:
     text = [1, 2, 3, 7, 9, 3, 8, 1, 2, 3]
     assert followed(text).window(1).tolist() == [7]
