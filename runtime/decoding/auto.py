@@ -161,12 +161,14 @@ class AutoSource(WindowSource):
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window, where one is looked for."""
         attention = self._known.attention
-        is_asleep = attention.left > 0 and self._choice.is_plain and not self._is_in_step
-        self._repeats.watch(is_wanted=not is_asleep)
-        if is_asleep:
+        if attention.left > 0 and self._choice.is_plain and not self._is_in_step:
             attention.sleep(1 + acceptance.num_right)
-            self._choice = _ASLEEP
+            if self._choice is not _ASLEEP:
+                self._choice = _ASLEEP
+                self._repeats.watch(is_wanted=False)
             return Found(self._repeats.free_rows.guess())
+        if self._choice is _ASLEEP:
+            self._repeats.watch(is_wanted=True)
         if self._choice.is_light and self._is_quiet():
             return self._look()
         self._settle()
@@ -346,7 +348,7 @@ class AutoSource(WindowSource):
     def observe(self, step: StepRecord) -> None:
         """Learn from the step."""
         choice, known = self._choice, self._known
-        if self._draft.is_preparing or choice is _ASLEEP:  # a step beside a compiler teaches nothing
+        if choice is _ASLEEP or self._draft.is_preparing:  # a step beside a compiler teaches nothing
             return
         num_tokens, is_plain = 1 + step.num_accepted, step.method == "plain"
         if self._begun.is_light and choice.is_light:

@@ -44,7 +44,7 @@ class RepeatedText:
 
     def __init__(self, chances: RepeatChances, prompt: Sequence[int]) -> None:
         """Begin with a prompt; teach `chances` what comes after it."""
-        self.is_watched = True
+        self.is_watched, self._missed = True, list[int]()
         self._chances, self._truth = chances, Ratio()
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], int] = {}
@@ -54,6 +54,12 @@ class RepeatedText:
 
     def follow(self, new: Iterable[int]) -> None:
         """The text goes on with these tokens."""
+        if not self.is_watched:
+            self._repeat = None
+            self._missed += new
+            return
+        while self._missed:
+            self._append(self._missed.pop(0))
         for token in new:
             repeat = self._repeat
             if repeat is not None:
@@ -61,7 +67,7 @@ class RepeatedText:
                 self._truth.observe(float(is_right), self._chances.chance(repeat.length))
                 self._chances.observe(repeat.length, is_right=is_right)
             self._append(token)
-            self._repeat = self.go_on(repeat, self._tokens) if self.is_watched else None
+            self._repeat = self.go_on(repeat, self._tokens)
 
     def _append(self, token: int) -> None:
         """Note the token as what came after the last ones, one to four of them."""
