@@ -24,8 +24,7 @@ from mirrorsd.texts.config import LONGEST_WINDOW
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 LEAST_SHARE = -20.0  # in logs: what a guess without runners-up leaves to others
 _LONGEST_END = 4  # tokens of context that are looked for first; then fewer, down to one
-_LEAST_CHANCE = 0.25
-"""That a text goes on as it did, below which it might as well not have. 0.01: as many tokens a step, and slower."""
+_LEAST_CHANCE = 0.25  # that a text goes on as it did, to be worth a guess; 0.01: as many tokens a step, and slower
 
 
 class Repeat(NamedTuple):
@@ -128,9 +127,7 @@ class RepeatedText:
         return [] if repeat is None else self._chances.reach(repeat.length, count, self._truth.value)
 
     def window(self, count: int) -> NDArray[np.int64]:
-        """The next `count` tokens, as they were: a text that repeats its last three goes round and round.
-
-        Empty where it repeats nothing.
+        """The next `count` tokens, as they were, round and round; empty where the text repeats nothing.
 
         >>> RepeatedText(RepeatChances(), [5, 1, 2, 8, 6, 1, 2]).window(2).tolist()
         [8, 6]
@@ -315,10 +312,8 @@ class Branch:
     )
 
     def __init__(self, root: Root, start: int) -> None:
-        self.root = root
-        self.start = start
-        self.fed: list[int] = []
-        self.slots: list[int] = []
+        self.root, self.start = root, start
+        self.fed, self.slots = list[int](), list[int]()
         self.guesses: list[int] = [root.token]
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
