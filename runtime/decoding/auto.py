@@ -161,14 +161,13 @@ class AutoSource(WindowSource):
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window, where one is looked for."""
         attention = self._known.attention
-        if attention.left > 0 and self._choice.is_plain and not self._is_in_step:
+        is_asleep = attention.left > 0 and self._choice.is_plain and not self._is_in_step
+        if is_asleep != (self._choice is _ASLEEP):
+            self._repeats.watch(is_wanted=not is_asleep)
+        if is_asleep:
             attention.sleep(1 + acceptance.num_right)
-            if self._choice is not _ASLEEP:
-                self._choice = _ASLEEP
-                self._repeats.watch(is_wanted=False)
+            self._choice = _ASLEEP
             return Found(self._repeats.free_rows.guess())
-        if self._choice is _ASLEEP:
-            self._repeats.watch(is_wanted=True)
         if self._choice.is_light and self._is_quiet():
             return self._look()
         self._settle()

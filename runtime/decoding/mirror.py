@@ -15,8 +15,8 @@ from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadProm
 from mirrorsd.runtime.decoding.request import Acceptance, StepRecord
 from mirrorsd.runtime.decoding.step import SerialSource
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
-from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
-from mirrorsd.runtime.ledger import Estimate, ExitGuesses
+from mirrorsd.runtime.draft.tree import Branch, BranchWindow
+from mirrorsd.runtime.ledger import Estimate, ExitGuesses, Ledger
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
 from mirrorsd.runtime.policy.windows import worth_by_rows
 
@@ -45,6 +45,32 @@ class PassClock:
             return float("inf")
         nearest = min(self._estimates, key=lambda rows: abs(rows - num_rows))
         return self._estimates[nearest].seconds or float("inf")
+
+
+class BranchTable:
+    """Windows by root, written by the draft worker and read by the scheduler while the draft still works."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._is_closed = ledger, False
+        self._windows: dict[tuple[int, int], BranchWindow] = {}
+
+    def publish(self, branch: Branch, gamma: int) -> None:
+        """Make a branch's current window visible, unless the pass has ended; a later call replaces it."""
+        if self._ledger.now() < self._ledger.pass_ends:
+            self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
+
+    def get(self, row: int, token: int) -> BranchWindow | None:
+        """The window prepared for the root, or None."""
+        return self._windows.get((row, token))
+
+    def close(self) -> None:
+        """Tell the draft worker that verification is over: start no further round."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the scheduler has stopped reading."""
+        return self._is_closed or self._ledger.now() >= self._ledger.pass_ends
 
 
 class Occasion(NamedTuple):

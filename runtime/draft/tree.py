@@ -2,7 +2,7 @@
 
 Where a text ends as an earlier part did, that part's continuation is a guess that costs no drafting (prompt lookup
 decoding, A. Saxena, 2023). The chain is committed text, head token and window. Cache slot `p` holds the token at
-position `p` for every fed chain token; slots after the chain are scratch. The scheduler reads the branches by a table.
+position `p` for every fed chain token; slots after the chain are scratch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
-from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 from mirrorsd.texts.config import LONGEST_WINDOW
@@ -57,8 +56,9 @@ class RepeatedText:
             self._repeat = None
             self._missed += new
             return
-        while self._missed:
-            self._append(self._missed.pop(0))
+        for token in self._missed:
+            self._append(token)
+        self._missed.clear()
         for token in new:
             repeat = self._repeat
             if repeat is not None:
@@ -372,29 +372,3 @@ class Branch:
         self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
         self.shares[first:] = [*(row[0] for row in shares[:kept]), *shares[last][1:]]
         return kept
-
-
-class BranchTable:
-    """Windows by root, written by the draft worker and read by the scheduler while the draft still works."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._is_closed = ledger, False
-        self._windows: dict[tuple[int, int], BranchWindow] = {}
-
-    def publish(self, branch: Branch, gamma: int) -> None:
-        """Make a branch's current window visible, unless the pass has ended; a later call replaces it."""
-        if self._ledger.now() < self._ledger.pass_ends:
-            self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
-
-    def get(self, row: int, token: int) -> BranchWindow | None:
-        """The window prepared for the root, or None."""
-        return self._windows.get((row, token))
-
-    def close(self) -> None:
-        """Tell the draft worker that verification is over: start no further round."""
-        self._is_closed = True
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the scheduler has stopped reading."""
-        return self._is_closed or self._ledger.now() >= self._ledger.pass_ends

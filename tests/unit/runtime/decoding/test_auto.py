@@ -163,7 +163,6 @@ def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
         follow(text, new)
 
     monkeypatch.setattr(RepeatedText, "follow", followed)
-
     monkeypatch.setattr(AutoSource, "_choose", counted)
     bench = make_bench(hit_rate=0.0, is_steady=True, takes_turns=True)
     expected = make_bench().decode(PROMPT, "plain", max_new_tokens=60)

@@ -15,12 +15,12 @@ import pytest
 
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
 from mirrorsd.runtime.decoding.links import DraftLink
-from mirrorsd.runtime.decoding.mirror import Expansion, Occasion
+from mirrorsd.runtime.decoding.mirror import BranchTable, Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.draft.tree import BranchTable
+from mirrorsd.runtime.draft.tree import Branch
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger
-from mirrorsd.runtime.policy.roots import RootPlanner, RootScores
+from mirrorsd.runtime.policy.roots import Root, RootPlanner, RootScores
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.testing.fake import FakeDraft
@@ -231,3 +231,39 @@ def test_another_job_of_the_device_waits_for_one_round_only(worker: DeviceWorker
     assert waited == [1]
     assert scene.draft.num_passes > 1
     assert scene.prepared(2, 11) == ([12, 13, 14, 15], "exit")
+
+
+def branch_with(*guesses: int) -> Branch:
+    branch = Branch(Root(2, 5, 0.5, "exit"), 10)
+    branch.guesses += guesses
+    return branch
+
+
+def test_the_table_shows_a_branch_as_it_was_published_last() -> None:
+    table, branch = BranchTable(Ledger()), branch_with(6, 7, 8)
+    assert table.get(2, 5) is None
+    table.publish(branch, 8)
+    branch.guesses[2:] = [4, 2, 3]
+    assert table.get(2, 5).tokens.tolist() == [6, 7, 8]
+    table.publish(branch, 3)
+    assert table.get(2, 5).tokens.tolist() == [6, 4, 2]
+    assert table.get(1, 5) is None
+
+
+def test_what_is_published_behind_a_simulated_pass_comes_too_late() -> None:
+    now = [0.0]
+    ledger = Ledger(lambda: now[0])
+    table = BranchTable(ledger)
+    ledger.pass_ends = 2.0
+    for now[0], is_over in ((2.0, True), (1.0, False)):
+        table.publish(branch_with(6), 8)
+        assert (table.is_closed, table.get(2, 5) is None) == (is_over, is_over)
+
+
+def test_a_closed_table_can_still_be_read() -> None:
+    table = BranchTable(Ledger())
+    table.publish(branch_with(6, 7, 8), 8)
+    assert not table.is_closed
+    table.close()
+    assert table.is_closed
+    assert table.get(2, 5).tokens.tolist() == [6, 7, 8]

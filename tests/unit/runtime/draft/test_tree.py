@@ -5,8 +5,7 @@ import pytest
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.draft.tree import Branch, BranchTable, DraftChain, longest_common_prefix
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.draft.tree import Branch, DraftChain, longest_common_prefix
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.testing.fake import FakeDraft
 
@@ -161,36 +160,3 @@ def test_the_scheduler_sees_as_much_as_it_can_use() -> None:
     assert (seen.tokens.tolist(), seen.source) == ([6, 7, 4, 2], "exit")
     assert seen.num_main == 3, "6, 7 and 4 come from the main row, 2 from a stream"
     assert len(seen.shares) == 4
-
-
-def test_the_table_shows_a_branch_as_it_was_published_last() -> None:
-    table, branch = BranchTable(Ledger()), make_branch()
-    assert table.get(2, 5) is None
-    absorb(branch, [[6, 7, 8]])
-    table.publish(branch, 8)
-    absorb(branch, [[4, 2, 3], [0, 0, 0], [0, 0, 0]])
-    assert table.get(2, 5).tokens.tolist() == [6, 7, 8]
-    table.publish(branch, 8)
-    assert table.get(2, 5).tokens.tolist() == [6, 4, 2, 3]
-    assert table.get(1, 5) is None
-
-
-def test_what_is_published_behind_a_simulated_pass_comes_too_late() -> None:
-    now = [0.0]
-    ledger = Ledger(lambda: now[0])
-    table, branch = BranchTable(ledger), make_branch()
-    ledger.pass_ends = 2.0
-    absorb(branch, [[6, 7, 8]])
-    for now[0], is_over in ((2.0, True), (1.0, False)):
-        table.publish(branch, 8)
-        assert (table.is_closed, table.get(2, 5) is None) == (is_over, is_over)
-
-
-def test_a_closed_table_can_still_be_read() -> None:
-    table, branch = BranchTable(Ledger()), make_branch()
-    absorb(branch, [[6, 7, 8]])
-    table.publish(branch, 8)
-    assert not table.is_closed
-    table.close()
-    assert table.is_closed
-    assert table.get(2, 5).tokens.tolist() == [6, 7, 8]
