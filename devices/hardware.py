@@ -13,6 +13,7 @@ import openvino as ov
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.providers import ON_CUDA
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
 _MB = 1 << 20
@@ -49,7 +50,7 @@ def device_names(card: DeviceMap) -> list[str]:
         devices.append(target.device if target.is_on_cpu else f"{target.device}.{target.device_id}")
     wanted = dict.fromkeys(device for device in devices if device not in ("CPU", "target"))
     if wanted:
-        core = ov.Core()
+        core = new_core()
         found += [_property(core, device, "FULL_DEVICE_NAME") or "unknown" for device in wanted]
     return found
 
@@ -64,7 +65,7 @@ def _provider_devices(provider: str) -> str:
 
 def hardware_details() -> tuple[DeviceDetail, ...]:
     """Every device that OpenVINO sees, then every NVIDIA GPU."""
-    return (*_openvino_devices(ov.Core()), *nvidia_gpus())
+    return (*_openvino_devices(new_core()), *nvidia_gpus())
 
 
 def _openvino_devices(core: ov.Core) -> list[DeviceDetail]:

@@ -43,12 +43,11 @@ def device_inventory() -> DeviceInventory:
     Raises:
         DeviceError: OpenVINO does not answer.
     """
-    import openvino
-
+    from mirrorsd.devices.openvino.core import new_core
     from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
     with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
-        core = openvino.Core()
+        core = new_core()
         try:
             core.get_versions("NPU")
             has_npu_plugin = True

@@ -16,6 +16,7 @@ from typing import Any
 
 import openvino as ov
 
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
 from mirrorsd.export.verify.draft import DraftRun
 from mirrorsd.export.verify.draft_accuracy import (
@@ -72,7 +73,7 @@ def compress_draft(
             pack(partial)
         else:
             if draft.precision == "fp32":  # what is left in floating point needs no more than 16 bits
-                ov.save_model(ov.Core().read_model(source), halved, compress_to_fp16=True)
+                ov.save_model(new_core().read_model(source), halved, compress_to_fp16=True)
             _write_compressed(halved if draft.precision == "fp32" else source, partial, asked, samples)
         accuracy = compare_drafts(source, partial, draft, texts, asked.scheme, look_ups)
         _check_loss(accuracy, asked)
@@ -85,7 +86,7 @@ def _write_compressed(
     halved: Path, compressed: Path, asked: DraftCompression, samples: Sequence[dict[str, Any]] | None
 ) -> None:
     """Compress the draft `halved`, whose weights are mapped, and take memory only until this returns."""
-    model = compress_weights(ov.Core().read_model(halved), asked, samples)
+    model = compress_weights(new_core().read_model(halved), asked, samples)
     ov.save_model(model, compressed, compress_to_fp16=False)
 
 

@@ -20,6 +20,7 @@ import openvino as ov
 
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
@@ -158,7 +159,7 @@ def product_rate(placement: DraftPlacement, precision: str) -> float:
     weights = ov.opset13.constant(np.full((_PRODUCT, _PRODUCT), 0.01, np.float32))
     graph = ov.Model([ov.opset13.matmul(rows, weights, False, True)], [rows])
     settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": placement.threads, "NUM_STREAMS": 1}
-    request = ov.Core().compile_model(graph, "CPU", settings | {"ENABLE_CPU_PINNING": False}).create_infer_request()
+    request = new_core().compile_model(graph, "CPU", settings | {"ENABLE_CPU_PINNING": False}).create_infer_request()
     request.get_input_tensor().data[:] = 0.5
     return 2 * 512 * _PRODUCT**2 / min(_timed(request.infer) for _ in range(8))
 

@@ -24,6 +24,7 @@ import torch
 from openvino import opset13 as ops
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_blobs import draft_digest
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu, round_weight
@@ -181,7 +182,7 @@ def as_trained(core: ov.Model, draft: Draft) -> ov.Model:
 def host_ms(bundle: Path, num_rounds: int = 200) -> dict[str, float]:
     """Milliseconds before and behind a round of 8 rows, by part."""
     entry = read_bundle(bundle).draft
-    core = ov.Core()
+    core = new_core()
     model = core.read_model(bundle / entry.file)
     model.reshape(static_shapes(entry, 8, 8, min(entry.capacities)))
     host = HostParts(core, cut_for_npu(model, entry.shape, ov.Type.f16), threads=1)

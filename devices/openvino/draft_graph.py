@@ -9,6 +9,7 @@ from pathlib import Path
 import openvino as ov
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import (
     OPENVINO_ERRORS,
     cache_type,
@@ -39,7 +40,7 @@ class DraftGraph:
     """
 
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
-        self.entry, self.placement, self.core = entry, placement, ov.Core()
+        self.entry, self.placement, self.core = entry, placement, new_core()
         self._path = bundle / entry.file
         self.device, self._options = device_options(placement)
         self._weightless = weightless_options(placement, self.weights)

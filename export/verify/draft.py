@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import Comparison, divergences
@@ -216,7 +217,7 @@ class DraftRun:
             exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
             exact["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
             with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
-                self._request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
+                self._request = new_core().compile_model(self.source, "CPU", exact).create_infer_request()
         return self._request
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import openvino as ov
 
 from mirrorsd.device_maps import ExitPlacement
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -67,7 +68,7 @@ def compile_ahead(
 
 def device_graph(bundle: Path, entry: DraftEntry, shape: Shape) -> ov.Model:
     """What an NPU computes of one static shape, in sixteen bits."""
-    model = ov.Core().read_model(bundle / entry.file)
+    model = new_core().read_model(bundle / entry.file)
     model.reshape(static_shapes(entry, *shape))
     return cut_for_npu(model, entry.shape, ov.Type.f16).core
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openvino as ov
 
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
 
@@ -14,7 +15,7 @@ def main(model: str, blob: str, platform: str, *properties: str) -> int:
     options = {"NPU_PLATFORM": platform, "NPU_COMPILER_TYPE": "PLUGIN", "LOG_LEVEL": "LOG_INFO"}
     options |= dict(word.split("=", 1) for word in properties)
     try:
-        compiled = ov.Core().compile_model(model, "NPU", options)
+        compiled = new_core().compile_model(model, "NPU", options)
         Path(blob).write_bytes(compiled.export_model())
     except OPENVINO_ERRORS as error:
         print(f"[ERROR] {' '.join(str(error).split())}")

@@ -11,6 +11,7 @@ import pytest
 
 import mirrorsd.cli.commands.compile as compile_command
 from mirrorsd.cli.application import run
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_weights
@@ -65,7 +66,7 @@ def test_compile_compresses_once_and_says_what_it_costs(
     assert after.draft_accuracy.num_windows == 2 * (30 - 24 - 1)
     assert after.files["draft/draft.bin"].bytes < 0.6 * before.files["draft/draft.bin"].bytes
     assert after.files["target/weights.bin"] == before.files["target/weights.bin"]
-    types = element_types(ov.Core().read_model(copy / after.draft.file))
+    types = element_types(new_core().read_model(copy / after.draft.file))
     # Four products a layer (of joined projections) and the tied embedding; not the tables of cosines and sines.
     assert types["i8"] == 2 * 4 + 1
     assert types["f16"] == 2
@@ -127,7 +128,7 @@ def test_counts_that_are_too_small_judge_nothing(
 def test_windows_are_judged_by_what_they_would_have_accepted(tiny_bundle: Path) -> None:
     """Of texts that the draft itself writes, each of two passes finds a token; its random streams find none."""
     draft = read_bundle(tiny_bundle).draft
-    model = ov.Core().read_model(tiny_bundle / draft.file)
+    model = new_core().read_model(tiny_bundle / draft.file)
     run = DraftRun(model, draft.shape, 72)
     text = list(range(3, 27))
     while len(text) < 40:
@@ -145,7 +146,7 @@ def test_windows_are_judged_by_what_they_would_have_accepted(tiny_bundle: Path) 
 @pytest.mark.parametrize(("group_size", "is_data_aware"), [(-1, False), (64, True)])
 def test_int4_by_group_by_row_and_with_data(tiny_bundle: Path, group_size: int, is_data_aware: bool) -> None:
     draft = read_bundle(tiny_bundle).draft
-    core = ov.Core()
+    core = new_core()
     model = core.read_model(tiny_bundle / draft.file)
     asked = DraftCompression(weights="int4", group_size=group_size, is_data_aware=is_data_aware)
     run = DraftRun(model, draft.shape, TEXT_IDS)

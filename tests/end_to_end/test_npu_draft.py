@@ -13,6 +13,7 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, ExitPlacement
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
@@ -87,7 +88,7 @@ def test_the_device_gets_no_table_no_noise_and_16_bits(tiny_bundle: Path) -> Non
 
 def test_what_3720_refuses_is_found_without_its_compiler(tiny_bundle: Path) -> None:
     entry = read_bundle(tiny_bundle).draft
-    whole = ov.Core().read_model(tiny_bundle / entry.file)
+    whole = new_core().read_model(tiny_bundle / entry.file)
     whole.reshape(static_shapes(entry, 8, 8, 256))
     assert any("refused by the compiler for 3720" in problem for problem in check_conformance(whole).problems)
     assert check_conformance(cut_for_npu(whole, entry.shape, ov.Type.f16).core).problems == ()
@@ -186,7 +187,7 @@ def test_blobs_are_used_where_device_and_versions_fit(
     assert blob is not None
     assert blob.data.tobytes() == b"b" * 1000
     assert BundleBlobs(bundle, NpuHere()).read("9x9x256") is None
-    assert BundleBlobs(bundle, ov.Core()).read("8x8x256") is None
+    assert BundleBlobs(bundle, new_core()).read("8x8x256") is None
     assert not caplog.records
     monkeypatch.setattr(ov, "get_version", lambda: "2030.1")
     with caplog.at_level(logging.WARNING):

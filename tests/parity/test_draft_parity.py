@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.devices.draft_passes import host_arrays
 from mirrorsd.devices.openvino import draft_graph
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import with_cache_of
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
@@ -138,14 +139,14 @@ def test_the_dense_reference_agrees_with_hugging_face(qwen3_pair: Any) -> None:
 def test_ports_have_exactly_the_contract_s_names_and_types(name: str, request: pytest.FixtureRequest) -> None:
     pair = request.getfixturevalue(name)
     contract = draft_contract(pair.manifest.draft.shape)
-    model = ov.Core().read_model(pair.bundle / pair.manifest.draft.file)
+    model = new_core().read_model(pair.bundle / pair.manifest.draft.file)
     for ports, specs in ((model.inputs, contract.inputs), (model.outputs, contract.outputs)):
         assert [port.get_names() for port in ports] == [{spec.name} for spec in specs]
         assert [np.dtype(port.element_type.to_dtype()).name for port in ports] == [spec.dtype for spec in specs]
 
 
 def _static(pair: Any, rows: int, tips: int, capacity: int) -> ov.Model:
-    model = ov.Core().read_model(pair.bundle / pair.manifest.draft.file)
+    model = new_core().read_model(pair.bundle / pair.manifest.draft.file)
     sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
     specs = draft_contract(pair.manifest.draft.shape).inputs
     model.reshape({s.name: [sizes[d] if isinstance(d, str) else d for d in s.shape] for s in specs})
@@ -175,8 +176,8 @@ def test_every_default_bucket_is_static_and_compiles(llama_pair: Any, rows: int,
             spec.dtype
         )
     feeds[names.DRAFT_NOISE].fill(0.0)  # near ties that fall otherwise in bf16 would hide what is compared here
-    on_cpu = ov.Core().compile_model(model, "CPU", exact)(feeds)
-    through_wrapper = ov.Core().compile_model(_static(llama_pair, rows, tips, 256), "NPU", wrapped)(feeds)
+    on_cpu = new_core().compile_model(model, "CPU", exact)(feeds)
+    through_wrapper = new_core().compile_model(_static(llama_pair, rows, tips, 256), "NPU", wrapped)(feeds)
     is_same = through_wrapper["tip_ids"][..., 0] == on_cpu["tip_ids"][..., 0]
     before = np.cumprod(np.insert(is_same[:, :-1], 0, values=True, axis=1), axis=1).astype(np.bool_)
     assert before.mean() > 0.7, "streams hear of the tokens before their own: other ones make another guess"
@@ -198,7 +199,7 @@ def test_projections_of_the_same_rows_are_one_product(llama_pair: Any) -> None:
     The link has one for all streams, and three for each.
     """
     entry = llama_pair.manifest.draft
-    products = [op for op in ov.Core().read_model(llama_pair.bundle / entry.file).get_ops() if is_weighted(op)]
+    products = [op for op in new_core().read_model(llama_pair.bundle / entry.file).get_ops() if is_weighted(op)]
     of_link = 1 + 3 * entry.shape.num_streams
     assert len(products) == 4 * entry.shape.num_layers + 2 * (entry.num_stream_layers + 1) + 1 + of_link
 

@@ -20,6 +20,7 @@ from family_cases import CASES, CONTEXT, Case
 from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
 from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.export.bundle.draft_ir import write_draft
@@ -207,7 +208,7 @@ def test_a_draft_cut_for_an_npu_says_what_the_whole_one_says(
     stage = DraftStage(parts_of(model.network), contract, shape, streams=None, context=64, num_input_ids=320)
     graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
     write_draft(graph, contract, tmp_path / "draft.xml", "fp32")
-    core = ov.Core()
+    core = new_core()
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     def static() -> ov.Model:

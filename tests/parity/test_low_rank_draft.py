@@ -14,6 +14,7 @@ import torch
 from gguf_writer import write_file
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
 from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
@@ -118,7 +119,7 @@ def test_the_embedding_of_a_file_is_stored_once(pair: Pair, exported: Exported) 
 def check_embedding(pair: Pair, exported: Exported, precision: str) -> None:
     bundle, manifest = exported
     table = pair.draft.base.get_input_embeddings().weight.detach().numpy()
-    model = ov.Core().read_model(bundle / manifest.draft.file)
+    model = new_core().read_model(bundle / manifest.draft.file)
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     assert not any(list(node.get_output_shape(0)) == list(table.shape) for node in constants)
     assert manifest.draft.embedding is not None
@@ -129,7 +130,7 @@ def check_embedding(pair: Pair, exported: Exported, precision: str) -> None:
 
 def test_an_npu_gets_the_rows_that_the_host_has_looked_up(exported: Exported) -> None:
     bundle, manifest = exported
-    core, shape = ov.Core(), manifest.draft.shape
+    core, shape = new_core(), manifest.draft.shape
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert manifest.draft.embedding is not None
     look_up = TokenRows(bundle, manifest.draft.embedding)

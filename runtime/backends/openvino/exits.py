@@ -13,6 +13,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import ExitPlacement
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, device_options, host_options
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.graphs import names
@@ -33,7 +34,7 @@ class OpenVinoExits:
 
     def __init__(self, bundle: Path, entry: TargetEntry, placement: ExitPlacement) -> None:
         self.placement = placement
-        self._core = ov.Core()
+        self._core = new_core()
         if host := host_options(placement.as_draft):
             self._core.set_property("CPU", host)
         self._files = {point.layer: bundle / point.file for point in entry.exits}

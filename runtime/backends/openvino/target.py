@@ -15,6 +15,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
@@ -45,7 +46,7 @@ class OpenVinoTargetModel:
                 f"this bundle's target has {kept}, which run on ONNX Runtime only; this device map's target runs on "
                 "OpenVINO. Choose another device map (`mirrorsd devices`)"
             )
-        core = ov.Core()
+        core = new_core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]
         self.exits = {
             e.layer: (e, _compile(core, bundle / e.file, entry.capacity, placement))

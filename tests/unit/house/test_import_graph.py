@@ -19,6 +19,7 @@ ALLOWED = {
     "export": {
         "mirrorsd.graphs",
         "mirrorsd.device_maps",
+        "mirrorsd.devices",
         "mirrorsd.families",
         "mirrorsd.hub",
         "psutil",
