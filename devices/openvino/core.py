@@ -20,6 +20,6 @@ def new_core() -> ov.Core:
     stack is the ended thread's, so nobody is left with it.
     """
     core = ov.Core()
-    with ThreadPoolExecutor(1, "openvino-loads") as thread, suppress(OPENVINO_ERRORS):
+    with ThreadPoolExecutor(1, "openvino-loads") as thread, suppress(*OPENVINO_ERRORS):
         thread.submit(core.get_versions, "CPU").result()
     return core

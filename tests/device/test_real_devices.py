@@ -1,21 +1,38 @@
 """What only real devices can show. Everything here skips, with a reason, where the device is absent."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_once import made_once
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.device_maps.providers import ON_CUDA
+from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.runtime import device_inventory, missing_devices
 
 PROMPT = "Once upon a time"
 SETTINGS = {"max_new_tokens": 48, "ignore_eos": True}
+SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
 
 
-def load_or_skip(bundle: Path, card: str) -> MirrorPipeline:
-    problems = missing_devices(load_device_map(card), device_inventory())
+@pytest.fixture(scope="session")
+def half_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair in 16 bits, which is what attention on an NVIDIA GPU takes."""
+    options = ExportOptions(precision="fp16", **SIZES)
+    folder = made_once(
+        tmp_path_factory, "half_bundle", lambda made: export_pair(*tiny_pair, made / "half.mirror", options)
+    )
+    return folder / "half.mirror"
+
+
+def load_or_skip(request: pytest.FixtureRequest, card: str) -> MirrorPipeline:
+    device_map = load_device_map(card)
+    problems = missing_devices(device_map, device_inventory())
     if problems:
         pytest.skip(f"{card}: {'; '.join(problems)}")
+    bundle = request.getfixturevalue("half_bundle" if device_map.target.provider in ON_CUDA else "tiny_bundle")
     return MirrorPipeline.load(bundle, device_map=card, speculation={"pad_rows_to": 8})
 
 
@@ -30,38 +47,40 @@ def load_or_skip(bundle: Path, card: str) -> MirrorPipeline:
         pytest.param("igpu-npu", marks=[pytest.mark.gpu, pytest.mark.npu]),
     ],
 )
-def test_methods_agree_on_the_device(tiny_bundle: Path, card: str) -> None:
-    with load_or_skip(tiny_bundle, card) as pipe:
+def test_methods_agree_on_the_device(request: pytest.FixtureRequest, card: str) -> None:
+    with load_or_skip(request, card) as pipe:
         plain = pipe.generate(PROMPT, **SETTINGS, method="plain")
         for method in ("serial", "mirror", "auto"):
             assert pipe.generate(PROMPT, **SETTINGS, method=method).token_ids == plain.token_ids
 
 
 @pytest.mark.gpu
-def test_cuda_computes_what_the_cpu_computes(tiny_bundle: Path) -> None:
-    with load_or_skip(tiny_bundle, "cuda-cpu") as pipe:
+def test_cuda_computes_what_the_cpu_computes(request: pytest.FixtureRequest) -> None:
+    with load_or_skip(request, "cuda-cpu") as pipe:
         on_gpu = pipe.generate(PROMPT, **SETTINGS, method="plain")
         assert any("CUDAExecutionProvider" in line for line in pipe.placement)
-    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+    with MirrorPipeline.load(request.getfixturevalue("half_bundle"), device_map="cpu") as pipe:
         on_cpu = pipe.generate(PROMPT, **SETTINGS, method="plain")
     assert on_gpu.token_ids[:8] == on_cpu.token_ids[:8]
 
 
 @pytest.mark.gpu
-def test_captured_passes_equal_plain_ones_on_the_gpu(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_captured_passes_equal_plain_ones_on_the_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     texts = []
     for graphs in ("true", "false"):
         card = tmp_path / f"graphs-{graphs}.toml"
         target = f'[target]\nprovider = "CUDAExecutionProvider"\ngraphs = {graphs}\n'
         card.write_text(target, encoding="utf-8")
-        with load_or_skip(tiny_bundle, str(card)) as pipe:
+        with load_or_skip(request, str(card)) as pipe:
             texts.append([pipe.generate(PROMPT, **SETTINGS, method=method).token_ids for method in ("plain", "mirror")])
     assert texts[0] == texts[1]
 
 
 @pytest.mark.gpu
-def test_logits_stay_on_the_gpu_unless_sampling_asks(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with load_or_skip(tiny_bundle, "cuda-cpu") as pipe:
+def test_logits_stay_on_the_gpu_unless_sampling_asks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_or_skip(request, "cuda-cpu") as pipe:
         read: list[tuple[int, ...]] = []
         from mirrorsd.devices.onnxruntime.stage import Tensor
 
