@@ -17,6 +17,7 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.providers import ON_CUDA, PROVIDERS
 from mirrorsd.devices.onnxruntime.device_memory import BestLogits, DeviceMemory
 from mirrorsd.devices.onnxruntime.providers import FILE_ERRORS, ONNX_ERRORS, provider_options, session_options
+from mirrorsd.devices.onnxruntime.row_reductions import with_shared_rows
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
@@ -31,6 +32,7 @@ _TYPE_NAMES = {
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _NO_GRAPH = "No graph was found"
 """What ONNX Runtime says of a file that is empty, or ends before its graph: by its kind it might be of an option."""
+_REDUCES_BY_CUDNN = "CUDAExecutionProvider"
 Rewritten = TypeVar("Rewritten")
 
 
@@ -72,11 +74,12 @@ class OnnxDevice:
         handle = None if stream is None else stream.get_handle()
         options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=handle)
         settings = session_options(self.placement)
-        if rewritten is not None:
+        graph = _graph_for(self.placement.provider, path, rewritten)
+        if graph is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
         try:
             session = ort.InferenceSession(
-                str(path) if rewritten is None else rewritten,
+                str(path) if graph is None else graph,
                 settings,
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
@@ -184,6 +187,13 @@ def rewritten(path: Path, rewrite: Callable[[bytes], Rewritten]) -> Rewritten:
         return rewrite(path.read_bytes())
     except (OSError, ValueError, LookupError) as error:
         raise _file_error(path, error) from error
+
+
+def _graph_for(provider: str, path: Path, given: bytes | None) -> bytes | None:
+    """A stage's graph as this provider computes it best, where that is not what its file holds."""
+    if provider != _REDUCES_BY_CUDNN:
+        return given
+    return rewritten(path, with_shared_rows) if given is None else with_shared_rows(given) or given
 
 
 def _file_error(path: Path, error: Exception) -> BundleError:

@@ -138,7 +138,7 @@ def _best_graph(dtype: str) -> bytes:
     nodes = [
         node("Cast", ["logits"], ["floats"], to=floats),
         node("TopK", ["floats", "count"], ["best", "ids"], axis=-1, largest=1, sorted=1),
-        node("ReduceMax", ["floats", "last_axis"], ["largest"], keepdims=1),
+        node("Gather", ["best", "first"], ["largest"], axis=-1),
         node("Sub", ["floats", "largest"], ["behind"]),
         node("Mul", ["behind", "inverse_temperature"], ["scaled"]),
         node("Exp", ["scaled"], ["weights"]),
@@ -148,5 +148,5 @@ def _best_graph(dtype: str) -> bytes:
         nodes,
         [("logits", ONNX_TYPES[dtype], 3), ("inverse_temperature", floats, 1)],
         [("best", floats, 3), ("ids", ONNX_TYPES["int64"], 3), ("masses", floats, 3)],
-        {"count": np.array([NUM_BEST]), "last_axis": np.array([-1])},
+        {"count": np.array([NUM_BEST]), "last_axis": np.array([-1]), "first": np.array([0])},
     )
