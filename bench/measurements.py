@@ -48,6 +48,12 @@ guesses lean on the text, too. SmolLM2's rows had an earlier draft.
 Command: `python bench/claims/methods.py B --work FOLDER`."""
 METHODS_BY_TASK = """The same reports by task: tokens per step (real / paced), and behind the colon times plain of the
 real, the paced and the simulated run."""
+GPU = """Bundles in fp16 on a server's GPU, which is far faster than a desktop's. The draft computes on the processor,
+and a pass is over before a round of it is. Command: `python bench/studies/gpu.py B`."""
+GPU_TEXTS = """Eight questions of Spec-Bench on the same machine, 128 tokens at most, greedy. The first run had passes
+of other sizes, which round otherwise, so that near ties part some texts. Since then all passes have one size there
+([exactness](exactness.md#to-the-last-bit)).
+Command: `mirrorsd compare B --device-map cuda-cpu --prompts QUESTIONS --methods plain,serial,mirror,auto,lookup`."""
 OTHERS = """Studies of single parts, and runs of earlier states. What each measures stands at the top of the script of
 that name in `bench/`."""
 
@@ -159,6 +165,23 @@ def ends(report: Report) -> str:
     return ", ends ignored" if report.get("ends", "ignored") == "ignored" else ""
 
 
+def gpu_rows(report: Report) -> Iterable[Row]:
+    """A bundle's passes, and how near its logits are to a processor's."""
+    for found in report["bundles"]:
+        passes = (number(found["pass_ms"][rows]) for rows in ("1", "2", "8", "16"))
+        nearness = (f"{found['largest_error']:.2g}", f"{found['same_top1']:.1%}")
+        name = f"{found['bundle'].removesuffix('.mirror')}, {found['precision']}"
+        yield (name, *passes, number(found["floor_ms"]), *nearness)
+
+
+def compare_rows(report: Report) -> Iterable[Row]:
+    """Every method on one machine."""
+    texts = "all the same" if report["identical"] else "some differ"
+    for row in report["rows"]:
+        speeds = (number(row["tokens_per_second"], 0), number(row["times_plain"]), number(row["tokens_per_step"]))
+        yield (report["bundle"].removesuffix(".mirror"), row["method"], *speeds, texts)
+
+
 SECTIONS = (
     Section(
         "Real: two cores of a processor",
@@ -166,6 +189,29 @@ SECTIONS = (
         SWEEPS,
         ("bundle", "plain", "serial (over plain)", "mirror", "auto", "auto / best", "texts that differ"),
         sweep_rows,
+    ),
+    Section(
+        "Real: a GPU",
+        ("gpu_",),
+        GPU,
+        (
+            "bundle",
+            "pass of 1 row, ms",
+            "2 rows",
+            "8",
+            "16",
+            "reading the weights once",
+            "largest error",
+            "same best token",
+        ),
+        gpu_rows,
+    ),
+    Section(
+        "Real: texts on a GPU",
+        ("compare_",),
+        GPU_TEXTS,
+        ("bundle", "method", "tokens/s", "over plain", "tokens per step", "texts"),
+        compare_rows,
     ),
     Section(
         "Beside other runtimes",
@@ -240,7 +286,8 @@ def describe(report: Report) -> str:
     if "platform" in report:
         return f"NPU {report['platform']}: estimated by the vendor's compiler, not measured"
     machine = report.get("machine") or {}
-    return f"{machine.get('processor', 'processor not noted')}, {machine.get('cores', '?')} cores"
+    gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
+    return f"{gpu}{machine.get('processor', 'processor not noted')}, {machine.get('cores', '?')} cores"
 
 
 def read(path: Path) -> Report:

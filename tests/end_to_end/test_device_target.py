@@ -58,6 +58,7 @@ def test_captured_passes_keep_their_length_and_give_the_same_numbers(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_model(tiny_bundle)
+    monkeypatch.setattr(OnnxTargetModel, "captured_rows", (1, 2, 4, 8, 16, 32))  # as for integer weights
     model.device.captures = True
     graphs: list[str] = []
     released: list[int] = []
@@ -85,6 +86,21 @@ def test_captured_passes_keep_their_length_and_give_the_same_numbers(
     plainly = texts(open_model(tiny_bundle).new_session())
     assert all(np.array_equal(left, right) for left, right in zip(by_graph, plainly, strict=True))
     assert sorted(graph for graph in released if graph) == [number for number in range(1, 7) for _ in range(3)]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_weights_that_are_floats_have_captured_passes_of_one_size(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_model(tiny_bundle)
+    model.device.captures = True
+    sizes: list[int] = []
+    filled = OnnxTarget._filled_up
+    monkeypatch.setattr(
+        OnnxTarget, "_filled_up", lambda self, tokens, size: sizes.append(size) or filled(self, tokens, size)
+    )
+    texts(model.new_session())
+    assert set(sizes) == {30, 32}, "the prompt has its own rows; passes of one and of six have 32"
 
 
 @pytest.mark.usefixtures("on_device")

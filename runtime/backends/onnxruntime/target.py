@@ -47,7 +47,7 @@ _ROOM = 2
 """Times the size of the weights' file that must be free before they are packed once more: 1.4 are taken, and another
 program may want the rest."""
 _CAPTURED_ROWS = tuple(1 << power for power in range((LONGEST_WINDOW + 1).bit_length()))
-"""Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
+"""Where passes are captured, others are filled up to one of these: a session captures them all, when it opens."""
 
 
 class OnnxTargetModel(TargetModel):
@@ -140,6 +140,16 @@ class OnnxTargetModel(TargetModel):
                 f"siblings need a mask in the target's attention, and {path.name} takes none: {error}"
             ) from error
 
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        """Sizes of the passes that are captured.
+
+        With weights that are floats it is one: so a row is computed alike in passes of any size, and texts of all
+        methods are the same. That costs a tenth of a pass (`bench/results/h200`: 1.45 ms for a row, 1.65 for sixteen).
+        With integers a pass of one row has kernels of its own, which are much faster than any for several.
+        """
+        return _CAPTURED_ROWS[-1:] if _has_float_weights(self.entry) else _CAPTURED_ROWS
+
     def leave_batches(self, session: "OnnxTarget") -> None:
         """Its caches are about to go."""
         for batch in self._batches:
@@ -169,8 +179,7 @@ class OnnxTargetModel(TargetModel):
         entry = self.entry
         if self.placement.provider != "CPUExecutionProvider":
             return 1
-        parts = {entry.precision, entry.storage.head if entry.storage is not None else entry.precision}
-        if entry.row_group > 1 or not entry.spare_rows or parts <= _FLOATS:
+        if entry.row_group > 1 or not entry.spare_rows or _has_float_weights(entry):
             return entry.row_group
         session, tokens = OnnxTarget(self, 1), np.arange(min(_ROWS_ASKED, entry.context)) % entry.shape.vocab_size
         together = session.logits(tokens, 0)
@@ -270,12 +279,12 @@ class OnnxTarget(TargetSession):
         """Rows that are computed for so many: whole groups, or as many as were captured, where the cache has room."""
         if self._model.device.captures:
             room = self._model.entry.capacity - self._model.entry.spare_rows - start
-            return next((size for size in _CAPTURED_ROWS if num_rows <= size <= room), num_rows)
+            return next((size for size in self._model.captured_rows if num_rows <= size <= room), num_rows)
         return num_rows + -num_rows % self.row_group
 
     def capture(self) -> None:
         """Run every size of pass once, which captures it: in the middle of a text that would look like a slow step."""
-        for size in _CAPTURED_ROWS:
+        for size in self._model.captured_rows:
             if size <= self.context:
                 self.warm_up(size)
 
@@ -372,3 +381,8 @@ class OnnxTarget(TargetSession):
         self._taps, self._running = bound.taps, bound.options
         bound.options.terminate = False
         return bound
+
+
+def _has_float_weights(entry: TargetEntry) -> bool:
+    """Whether the weights of layers and head are floats."""
+    return {entry.precision, entry.precision if entry.storage is None else entry.storage.head} <= _FLOATS
