@@ -7,8 +7,10 @@ weights. What needs no checkpoint needs no PyTorch either.
 """
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.graphs.manifest import IN_BLOCKS
@@ -58,7 +60,15 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
 
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
     file_bytes = bundle_bytes(of_target.tensors) if options.precision not in _BITS else None
-    return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
+    found = estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
+    return replace(found, bundle_bytes=found.bundle_bytes + _second_form(of_target.config, options))
+
+
+def _second_form(config: Mapping[str, Any], options: ExportOptions) -> int:
+    """Bytes of a tied embedding that keeps blocks beside a head by row, as it does where the head would lose much."""
+    if not (options.may_have_integer_products and config.get("tie_word_embeddings")):
+        return 0
+    return round(stored_bytes(int(config.get("vocab_size", 0)) * int(config.get("hidden_size", 0)), options.precision))
 
 
 def estimate_sizes(

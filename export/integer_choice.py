@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
+from mirrorsd.devices.onnxruntime.providers import ask_for_exact_integers
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.pair_job import PairJob
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
@@ -24,7 +25,6 @@ from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.verify.quality import range_windows
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
-from mirrorsd.graphs import names
 
 _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
@@ -43,25 +43,29 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        inputs = scale_inputs(model, collected, job.formats.finer)
+        inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     network = model.network
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
-    formats = by_row(job.formats, inputs, is_tied=head.weight is embedding.weight)
+    is_tied = head.weight is embedding.weight
+    formats = by_row(job.formats, inputs, is_tied=is_tied, is_scan=is_head_coarse and is_tied and head.bias is None)
     assert job.formats.layers is not None  # `may_have_integer_products`
     left = {name: job.formats.layers for name in collected.files if name not in inputs}
     return replace(job, formats=replace(formats, finer={**left, **job.formats.finer}))
 
 
-def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:
-    """8-bit `formats` by row; an embedding that is the head's matrix has the head's numbers."""
-    embedding = formats.embedding
-    if is_tied and formats.head is not None and formats.head.bits == 8:
+def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool, is_scan: bool = False) -> WeightFormats:
+    """8-bit `formats` by row; an embedding that is the head's matrix has the head's numbers.
+
+    Where the head `is_scan`, the embedding keeps its blocks, and a row's best logits are computed again with them.
+    """
+    embedding, head = formats.embedding, _by_row(formats.head)
+    is_scan = is_scan and head is not None and head.is_by_row and embedding is not None and embedding.bits == 8
+    if is_tied and not is_scan and formats.head is not None and formats.head.bits == 8:
         embedding = _by_row(embedding)
-    return replace(
-        formats, layers=_by_row(formats.layers), head=_by_row(formats.head), embedding=embedding, inputs=inputs
-    )
+    scan = head if is_scan else None
+    return replace(formats, layers=_by_row(formats.layers), head=head, embedding=embedding, scan=scan, inputs=inputs)
 
 
 def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
@@ -103,7 +107,7 @@ def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSe
     QuantiseWeights(WeightFormats(layers=choice), 0)(model)
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
-    settings.add_session_config_entry(*names.EXACT_INTEGERS)
+    ask_for_exact_integers(settings)
     return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
 
 

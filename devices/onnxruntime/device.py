@@ -30,7 +30,7 @@ _TYPE_NAMES = {
     "int64": "tensor(int64)",
 }
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-_NO_GRAPH = "No graph was found"
+_NO_GRAPH = ("No graph was found", "does not have a graph")
 """What ONNX Runtime says of a file that is empty, or ends before its graph: by its kind it might be of an option."""
 _REDUCES_BY_CUDNN = "CUDAExecutionProvider"
 Rewritten = TypeVar("Rewritten")
@@ -166,7 +166,7 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
 
 def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:
     """A file that is none, or a device that does not take it: with what to do."""
-    if isinstance(error, FILE_ERRORS) or _NO_GRAPH in str(error) or not path.is_file():
+    if isinstance(error, FILE_ERRORS) or any(words in str(error) for words in _NO_GRAPH) or not path.is_file():
         return _file_error(path, error)
     if isinstance(error, MemoryError):
         return DeviceError(

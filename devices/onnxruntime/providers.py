@@ -18,6 +18,9 @@ FILE_ERRORS = (
 """Those that say that a file is not the graph that the exporter wrote."""
 _LOST = ("device] is lost", "device is lost", "device lost", "887a0005", "887a0006", "887a0007", "device removed")
 """WebGPU's words and DirectX's numbers (removed, hung, reset), in small letters."""
+_OPENS_EXACT_INTEGERS = (1, 30)
+"""The version since which ONNX Runtime opens our products of integers as `names.EXACT_INTEGERS` asks for. Earlier ones
+(1.24 to 1.29 were tried) end the process there, on a processor without VNNI."""
 
 
 def session_options(placement: TargetPlacement) -> ort.SessionOptions:
@@ -27,7 +30,7 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
-    options.add_session_config_entry(*names.EXACT_INTEGERS)
+    ask_for_exact_integers(options)
     # An arena keeps what loading needed for a moment: a head's weights as they are in the file, beside the packed ones.
     options.enable_cpu_mem_arena = False
     if placement.threads > 1:
@@ -46,6 +49,12 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     return options
 
 
+def ask_for_exact_integers(options: ort.SessionOptions) -> None:
+    """Ask for it where that ends no process; elsewhere `device_memory.integers_are_exact` finds out what is lost."""
+    if tuple(int(part) for part in ort.__version__.split(".")[:2]) >= _OPENS_EXACT_INTEGERS:
+        options.add_session_config_entry(*names.EXACT_INTEGERS)
+
+
 def provider_options(
     placement: TargetPlacement, *, dtype: str = "float32", captures: bool = False, stream: int | None = None
 ) -> dict[str, str]:
@@ -60,20 +69,25 @@ def provider_options(
     if placement.provider == "CUDAExecutionProvider":
         return _cuda_options(placement, dtype) | _shared_cuda_options(captures, stream)
     if placement.provider == "NvTensorRTRTXExecutionProvider":
-        return {"device_id": str(placement.device_id)} | _shared_cuda_options(captures, stream)
+        return _number(placement) | _shared_cuda_options(captures, stream)
     if placement.provider == "DmlExecutionProvider":
-        return {"device_id": str(placement.device_id)}
+        return _number(placement)
     return {}
 
 
 def _cuda_options(placement: TargetPlacement, dtype: str) -> dict[str, str]:
-    options = {"device_id": str(placement.device_id)}
+    options = _number(placement)
     # Ask the driver for what is needed, no powers of two: weights and caches are allocated once.
     options["arena_extend_strategy"] = "kSameAsRequested"
     if dtype == "float32":
         # TF32 keeps ten bits of a product: what was verified in float32 is to stay float32.
         options["use_tf32"] = "0"
     return options
+
+
+def _number(placement: TargetPlacement) -> dict[str, str]:
+    """Which of several devices, where that is not the first: a number that is said brings a warning for each stage."""
+    return {"device_id": str(placement.device_id)} if placement.device_id else {}
 
 
 def _shared_cuda_options(captures: bool, stream: int | None) -> dict[str, str]:

@@ -36,26 +36,29 @@ _WORTH_A_NODE = 0.8
 
 def scale_inputs(
     model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = ()
-) -> dict[str, InputScaling]:
+) -> tuple[dict[str, InputScaling], bool]:
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
     Weights of one input get one and the same scaling. Those that would lose too much by row are left out, and those
-    that are `in_blocks` in any case.
+    that are `in_blocks` in any case. The LM head is not: whether it loses too much is told beside them.
     """
     groups = [names for names in inputs.groups if names[0] not in in_blocks]
     groups += [(inputs.head,)] if inputs.head is not None else []
     modules = _modules_by_name(model)
     scalings: dict[str, InputScaling] = {}
+    is_head_coarse = False
     for names in groups:
         rows = torch.from_numpy(np.load(inputs.files[names[0]]).astype(np.float32))
         weight = torch.cat([_by_output(model, modules[name]) for name in names])
-        chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names))
-        if error <= _MOST_ERROR or names == (inputs.head,):
+        is_head = names == (inputs.head,)
+        chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names), is_head=is_head)
+        is_head_coarse |= is_head and error > _MOST_ERROR
+        if is_head or error <= _MOST_ERROR:
             scalings |= dict.fromkeys(names, chosen)
-    return scalings
+    return scalings, is_head_coarse
 
 
-def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool) -> tuple[InputScaling, float]:
+def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool, is_head: bool = False) -> tuple[InputScaling, float]:
     """The scaling of inputs `rows` `[n, K]` of a `weight` `[N, K]` that leaves the least error, and that.
 
     What is chosen is what the ranges of every second row do to the others. The error is that of the product's mean
@@ -65,10 +68,13 @@ def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool) -> tuple[InputS
     some = rows[1 :: max(2, len(rows) // _MOST_ROWS)]
     few = weight[:: max(1, len(weight) // _MOST_OUTPUTS)]
     exact = some @ few.T
-    size = float((exact**2).mean())
+
+    def size(products: Tensor) -> float:
+        apart = products - products.mean(1, keepdim=True) if is_head else products
+        return float((apart**2).mean())
 
     def error(factors: Tensor, largest: float | None = None) -> float:
-        return _error(some / factors, few * factors, exact=exact, largest=largest) / max(size, 1e-30)
+        return size(_products(some / factors, few * factors, largest) - exact) / max(size(exact), 1e-30)
 
     found = [_factors(half, columns, share) for share in _SHARES]
     errors = [error(factors) for factors in found]
@@ -94,11 +100,10 @@ def _spread(matrix: Tensor) -> Tensor:
     return sizes.clamp(min=max(float(sizes.max()) * _LEAST_SPREAD, 1e-30))
 
 
-def _error(rows: Tensor, weight: Tensor, *, exact: Tensor, largest: float | None = None) -> float:
+def _products(rows: Tensor, weight: Tensor, largest: float | None) -> Tensor:
     of_rows = rows.abs().amax(1, keepdim=True).clamp(min=1e-30) if largest is None else torch.tensor(largest)
     of_weight = weight.abs().amax(1, keepdim=True).clamp(min=1e-30)
-    found = _rounded(rows, of_rows) @ _rounded(weight, of_weight).T
-    return float(((found - exact) ** 2).mean())
+    return _rounded(rows, of_rows) @ _rounded(weight, of_weight).T
 
 
 def _rounded(matrix: Tensor, size: Tensor) -> Tensor:

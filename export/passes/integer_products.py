@@ -202,8 +202,8 @@ def _columns_of(operand: ir.Value) -> tuple[ir.Node, int] | None:
     if len(operand.uses()) != 1:
         return None
     if node is not None and node.op_type == "Split":
-        widths = node.inputs[1].const_value if node.inputs[1] is not None else None
-        if widths is None:
+        widths = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        if widths is None:  # into equal parts, or into such as only a pass knows: a node divides then
             return None
         start = int(sum(widths.numpy()[: operand.index()]))
         joined = node.inputs[0]

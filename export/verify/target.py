@@ -16,6 +16,7 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state
 from torch import Tensor, nn
 
+from mirrorsd.devices.onnxruntime.providers import ask_for_exact_integers
 from mirrorsd.export.bundle.target_graphs import Adapter, TargetPlan
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
@@ -263,7 +264,7 @@ def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
     """
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
-    options.add_session_config_entry(*names.EXACT_INTEGERS)
+    ask_for_exact_integers(options)
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 

@@ -38,15 +38,37 @@ def test_a_family_with_products_of_integers(
     knows_integer_kernels: bool,
 ) -> None:
     """Its weights by row, its rows scaled by what a text gives them: parity, the bits of rows, and one text."""
+    prove(case, make_checkpoint, llama_pair, tmp_path, is_invariant=knows_integer_kernels, is_scan=False)
+
+
+def test_a_head_whose_best_logits_are_computed_again(
+    make_checkpoint: Callable[..., Path], llama_pair: Any, tmp_path: Path, knows_integer_kernels: bool
+) -> None:
+    """The head's product is of integers by row, its best tokens' are of floats with the embedding's blocks."""
+    case = next(case for case in CASES if case.is_tied)
+    nodes = prove(case, make_checkpoint, llama_pair, tmp_path, is_invariant=knows_integer_kernels, is_scan=True)
+    assert {"QGemm", "GatherBlockQuantized", "ScatterElements"} <= nodes
+
+
+def prove(
+    case: Case,
+    make_checkpoint: Callable[..., Path],
+    llama_pair: Any,
+    tmp_path: Path,
+    *,
+    is_invariant: bool,
+    is_scan: bool,
+) -> set[str]:
+    """All that is to be proved of a family; returns the operators of its last stage."""
     checkpoint = open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target")
     model = open_model(checkpoint)
     shape = target_shape(model.network, "fp32")
     windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
     blocks = for_family(checkpoint, FORMATS["int8"])
-    inputs = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True), blocks.finer)
+    inputs, _ = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True), blocks.finer)
     network = model.network
     is_tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
-    formats = by_row(blocks, inputs, is_tied=is_tied)
+    formats = by_row(blocks, inputs, is_tied=is_tied, is_scan=is_scan)
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None}, formats=formats)
     ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
     reference = target_reference(model, plan, ids)
@@ -57,5 +79,7 @@ def test_a_family_with_products_of_integers(
     results = compare_target(TargetRun(bundle, plan), reference, "random")
     check_int8(results, float(reference.logits.std()), case)
     nodes = onnx.load(bundle / "target" / "suffix.onnx", load_external_data=False).graph.node
-    assert "MatMulIntegerToFloat" in {node.op_type for node in nodes}
-    check_text(bundle, plan, checkpoint, llama_pair, is_invariant=knows_integer_kernels)
+    operators = {node.op_type for node in nodes}
+    assert "MatMulIntegerToFloat" in operators
+    check_text(bundle, plan, checkpoint, llama_pair, is_invariant=is_invariant)
+    return operators

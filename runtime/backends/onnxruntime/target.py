@@ -74,7 +74,8 @@ class OnnxTargetModel(TargetModel):
         if entry.computes_in == "integers" and not integers_are_exact(placement):
             raise DeviceError(
                 "this bundle's products are of integers, and this processor cuts sums of two of them off at 16 bits: "
-                "its texts would not be those of other machines. Export it with --products blocks"
+                "its texts would not be those of other machines. Export it with --products blocks; or install ONNX "
+                "Runtime 1.30, if this is an older one"
             )
         kept = entry.shape.kept_on_processor
         if kept and placement.provider != "CPUExecutionProvider":
@@ -285,8 +286,7 @@ class OnnxTarget(TargetSession):
     def capture(self) -> None:
         """Run every size of pass once, which captures it: in the middle of a text that would look like a slow step."""
         for size in self._model.captured_rows:
-            if size <= self.context:
-                self.warm_up(size)
+            self.warm_up(min(size, self.context))
 
     def _guess(self, bound: BoundPass, segment: BoundSegment, num_rows: int) -> ExitGuesses:
         elsewhere = self._model.exits_elsewhere

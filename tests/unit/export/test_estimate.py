@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.export.estimate import ExportEstimate, estimate_sizes, running_bytes, shortages
+from mirrorsd.export.estimate import ExportEstimate, _second_form, estimate_sizes, running_bytes, shortages
 from mirrorsd.export.options import ExportOptions
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results" / "epyc"
@@ -50,3 +50,13 @@ def test_what_there_is_too_little_of_is_said(tmp_path: Path) -> None:
     assert f"are free in {tmp_path}" in disk
     assert "1.1 GB of memory" in memory
     assert shortages(ExportEstimate(bundle_bytes=1, memory_bytes=1, seconds=(1, 1)), tmp_path / "o", 1 << 30) == []
+
+
+def test_a_tied_embedding_may_keep_its_blocks_beside_a_head_by_row() -> None:
+    config, options = (
+        {"tie_word_embeddings": True, "vocab_size": 49152, "hidden_size": 576},
+        ExportOptions(precision="int8"),
+    )
+    assert _second_form(config, options) == pytest.approx(30e6, rel=0.01)
+    assert _second_form(config | {"tie_word_embeddings": False}, options) == 0
+    assert _second_form(config, ExportOptions(precision="int8", products="blocks")) == 0

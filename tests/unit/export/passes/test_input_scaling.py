@@ -31,3 +31,10 @@ def test_an_unused_channel_is_no_division_by_zero() -> None:
     chosen, error = scaling_of(rows, torch.randn(8, 16), is_normed=True)
     assert error < 1e-2
     assert chosen.factors is None or bool((chosen.factors > 0).all())
+
+
+def test_what_all_logits_of_a_row_have_in_common_does_not_count_for_a_head() -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(400, 32), torch.randn(64, 32) + 20
+    product, head = (scaling_of(rows, weight, is_normed=True, is_head=is_head)[1] for is_head in (False, True))
+    assert head > 10 * product, "the product is large, and what tells its columns apart is not"
