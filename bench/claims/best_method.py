@@ -4,9 +4,9 @@
 
 Every text is decoded by all `--methods` by turns, each in a session of its own; who comes first changes. How fast a
 session is depends on where its caches lie in memory (two of one method differ by up to 3 %), so that every repeat has
-new ones. Nothing is tuned, and with an empty `MIRRORSD_CACHE` nothing was learned before. A method's speed is all
-tokens over the sum of each text's median time. The intervals hold the ratios in 95 of 100 cases (texts are drawn
-again).
+new ones, opened in another order. Nothing is tuned, and with an empty `MIRRORSD_CACHE` nothing was learned before. A
+method's speed is all tokens over the sum of each text's median time. The intervals hold the ratios in 95 of 100 cases
+(texts are drawn again).
 """
 
 import random
@@ -54,7 +54,8 @@ def measure(
         number, first = turn % len(prompts), turn % len(methods)
         if not number:
             _close(sessions)
-            sessions = {method: pipe.session() for method in methods}
+            turned = turn // len(prompts) % len(methods)
+            sessions = {method: pipe.session() for method in (*methods[turned:], *methods[:turned])}
         found = set[tuple[int, ...]]()
         for method in (*methods[first:], *methods[:first]):
             settings = config.with_overrides({"method": method})
