@@ -16,7 +16,7 @@ from typing import Any
 
 import openvino as ov
 
-from mirrorsd.devices.openvino.core import new_core
+from mirrorsd.devices.openvino.core import new_core, on_a_thread_that_ends
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
 from mirrorsd.export.verify.draft import DraftRun
 from mirrorsd.export.verify.draft_accuracy import (
@@ -113,6 +113,10 @@ def compress_weights(
     """
     if importlib.util.find_spec("nncf") is None:
         raise ConfigError(f"an {asked.weights} draft needs nncf: pip install 'mirrorsd[compress]', or choose fp16")
+    return on_a_thread_that_ends(lambda: _compressed_by_nncf(model, asked, samples))
+
+
+def _compressed_by_nncf(model: ov.Model, asked: DraftCompression, samples: Sequence[dict[str, Any]] | None) -> ov.Model:
     nncf = importlib.import_module("nncf")
     tables = nncf.IgnoredScope(names=_position_tables(model), validate=False)
     with _quiet(nncf):

@@ -3,8 +3,10 @@
 Nothing of what is shared may be changed: other processes of the run read it at the same time.
 """
 
+import ctypes
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -35,6 +37,25 @@ def pytest_handlecrashitem(crashitem: str) -> None:
     print(f"\nthe process of {crashitem} died", flush=True)
     if noted := os.environ.get("MIRRORSD_TESTS_DIED"):
         Path(noted).write_text(crashitem, encoding="utf-8")
+
+
+class SignalStack(ctypes.Structure):
+    """Where the kernel runs a thread's signal handlers: `stack_t` of Linux."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@pytest.fixture(autouse=True)
+def signal_stack_is_kept() -> Iterator[None]:
+    """No test leaves its thread with a stack for signals that a library made: once freed, it ends the process."""
+    if sys.platform != "linux":
+        yield
+        return
+    stacks = [SignalStack(), SignalStack()]
+    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stacks[0]))
+    yield
+    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stacks[1]))
+    assert stacks[0].place == stacks[1].place, "see devices/openvino/core.py"
 
 
 @pytest.fixture(scope="session", autouse=True)

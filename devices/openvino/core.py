@@ -1,25 +1,34 @@
 """OpenVINO as this program opens it.
 
-Owns: making an `ov.Core`. Nobody else makes one.
+On Linux its plugin for processors gives the thread that loads it a stack for signals, and frees the stack when it is
+released (openvinotoolkit/openvino, pull request 11894). Released on another thread, or after one that was loaded later,
+it leaves the first thread with a stack that is not there any more, and Python's next signal handler, that of Ctrl-C as
+well, ends the process. So the plugin is loaded on threads that end: nobody is left with such a stack.
+
+Owns: making an `ov.Core`, and running what makes one of its own. Nobody else does either.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 
 import openvino as ov
 
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
+Made = TypeVar("Made")
+
 
 def new_core() -> ov.Core:
-    """An OpenVINO whose plugin for processors was loaded on a thread that has ended.
-
-    On Linux that plugin gives the thread that loads it a stack for signals, and frees the stack when it is released
-    (openvinotoolkit/openvino, pull request 11894). Released on another thread, it leaves the first one with a stack
-    that is not there any more, and Python's next signal handler, that of Ctrl-C as well, ends the process. Here that
-    stack is the ended thread's, so nobody is left with it.
-    """
+    """An OpenVINO whose plugin for processors is loaded."""
     core = ov.Core()
-    with ThreadPoolExecutor(1, "openvino-loads") as thread, suppress(*OPENVINO_ERRORS):
-        thread.submit(core.get_versions, "CPU").result()
+    with suppress(*OPENVINO_ERRORS):
+        on_a_thread_that_ends(lambda: core.get_versions("CPU"))
     return core
+
+
+def on_a_thread_that_ends(work: Callable[[], Made]) -> Made:
+    """What `work` returns or raises: something that opens OpenVINO by itself."""
+    with ThreadPoolExecutor(1, "openvino") as thread:
+        return thread.submit(work).result()

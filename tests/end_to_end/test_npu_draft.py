@@ -13,7 +13,7 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, ExitPlacement
-from mirrorsd.devices.openvino.core import new_core
+from mirrorsd.devices.openvino.core import new_core, on_a_thread_that_ends
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
@@ -220,7 +220,7 @@ def test_an_exit_compiled_ahead_is_not_compiled_again(
 
     class Exits(OpenVinoExits):
         def static_model_on_processor(self, rows: int) -> ov.CompiledModel:
-            return ov.compile_model(self.static_model(2, rows), "CPU")
+            return on_a_thread_that_ends(lambda: ov.compile_model(self.static_model(2, rows), "CPU"))
 
     monkeypatch.setattr("mirrorsd.runtime.backends.openvino.exits.ov.Core", Npu)
     exits = Exits(bundle, read_bundle(bundle).target, ExitPlacement(device="NPU"))
