@@ -197,8 +197,9 @@ def _graph_for(provider: str, path: Path, given: bytes | None) -> bytes | None:
 
 
 def _file_error(path: Path, error: Exception) -> BundleError:
+    words = " ".join(str(error).split())  # in a line, whatever the vendor's were
     return BundleError(
-        f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({error}). Copy the whole bundle again, or "
+        f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({words}). Copy the whole bundle again, or "
         "export it again."
     )
 
