@@ -49,7 +49,8 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     network = model.network
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     is_tied = head.weight is embedding.weight
-    formats = by_row(job.formats, inputs, is_tied=is_tied, is_scan=is_head_coarse and is_tied and head.bias is None)
+    is_scan = is_head_coarse and is_tied and head.bias is None and job.options.head_precision == "auto"
+    formats = by_row(job.formats, inputs, is_tied=is_tied, is_scan=is_scan)
     assert job.formats.layers is not None  # `may_have_integer_products`
     left = {name: job.formats.layers for name in collected.files if name not in inputs}
     return replace(job, formats=replace(formats, finer={**left, **job.formats.finer}))

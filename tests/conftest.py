@@ -117,13 +117,20 @@ def _make_pair(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pair as a bundle."""
+    return _export_once(tiny_pair, tmp_path_factory, "tiny_bundle", "fp32")
+
+
+@pytest.fixture(scope="session")
+def half_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair in 16 bits, which is what attention on an NVIDIA GPU takes."""
+    return _export_once(tiny_pair, tmp_path_factory, "half_bundle", "fp16")
+
+
+def _export_once(pair: tuple[Path, Path], factory: pytest.TempPathFactory, name: str, precision: str) -> Path:
     from mirrorsd.export import ExportOptions, export_pair
 
-    options = ExportOptions(precision="fp32", **SIZES)
-    folder = made_once(
-        tmp_path_factory, "tiny_bundle", lambda made: export_pair(*tiny_pair, made / "tiny.mirror", options)
-    )
-    return folder / "tiny.mirror"
+    options = ExportOptions(precision=precision, **SIZES)
+    return made_once(factory, name, lambda made: export_pair(*pair, made / "tiny.mirror", options)) / "tiny.mirror"
 
 
 @pytest.fixture(scope="session")

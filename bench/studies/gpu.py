@@ -62,6 +62,7 @@ def main() -> int:
         return EXIT_NO_DEVICE
     details = hardware_details()
     report: dict[str, Any] = {"device_map": card.name, "machine": describe_machine(), "versions": installed_versions()}
+    report["ends"] = "ignored"
     report["hardware"] = [{"name": detail.full_name, "driver": detail.driver} for detail in details]
     report["known_bad"] = [finding.found for finding in find_known_bad(installed_versions(), details)]
     report["gigabytes_per_second"] = round(bandwidth(card.target) / 1e9, 1)

@@ -6,10 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def describe_machine() -> dict[str, object]:
-    """System, processor and number of cores."""
+    """System, processor and number of cores; NVIDIA's GPUs, where there are any."""
+    from mirrorsd.devices.hardware import nvidia_gpus
     from mirrorsd.devices.layouts import processor_name
 
-    return {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
+    found = {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
+    gpus = ", ".join(gpu.full_name for gpu in nvidia_gpus())
+    return found | ({"gpu": gpus} if gpus else {})
 
 
 def installed_versions() -> dict[str, str]:

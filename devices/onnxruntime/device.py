@@ -33,6 +33,7 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _NO_GRAPH = ("No graph was found", "does not have a graph")
 """What ONNX Runtime says of a file that is empty, or ends before its graph: by its kind it might be of an option."""
 _REDUCES_BY_CUDNN = "CUDAExecutionProvider"
+"""The provider whose stages have their reductions rewritten (`row_reductions`)."""
 Rewritten = TypeVar("Rewritten")
 
 

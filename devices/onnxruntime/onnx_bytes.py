@@ -3,7 +3,7 @@
 Owns: writing small graphs, and taking a message apart into its fields. Does not own: what a graph computes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ _INTEGER_ATTRIBUTE, _INTEGERS_ATTRIBUTE = 2, 7
 _NUMBER_BITS = 64
 _ALL_BITS = 2**_NUMBER_BITS - 1
 _OF_NODE = {"input": 1, "output": 2, "name": 3, "operator": 4}
-_ATTRIBUTE, _INTEGER = 5, 3
+_ATTRIBUTE, _INTEGER, _GRAPH = 5, 3, 7
 _VARINT, _LENGTH = 0, 2
 """How a number, and how anything with a length before it, is written."""
 ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
@@ -75,6 +75,19 @@ def fields(message: bytes) -> list[Field]:
 def joined(parts: Sequence[Field]) -> bytes:
     """The message of these fields, in order."""
     return b"".join(field(*part) for part in parts)
+
+
+def with_graph(model: bytes, rewrite: Callable[[bytes], bytes | None]) -> bytes | None:
+    """A model whose graph is rewritten; None where that changes nothing.
+
+    Raises:
+        ValueError: these are not the bytes of a model.
+    """
+    parts = fields(model)
+    graphs = [rewrite(part.data) if part.number == _GRAPH else None for part in parts]
+    if not any(graphs):
+        return None
+    return joined([part if made is None else Field(_GRAPH, made) for part, made in zip(parts, graphs, strict=True)])
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

@@ -9,9 +9,9 @@ Owns: the rewriting. Does not own: when a stage is opened so.
 
 from collections import Counter
 
-from mirrorsd.devices.onnxruntime.onnx_bytes import Field, Node, fields, joined
+from mirrorsd.devices.onnxruntime.onnx_bytes import Field, Node, fields, joined, with_graph
 
-_GRAPH, _NODE, _INITIALIZER, _NAME_OF_TENSOR = 7, 1, 5, 8
+_NODE, _INITIALIZER, _NAME_OF_TENSOR = 1, 5, 8
 _SIGNED = {"QGemm": (3, 5), "MatMulIntegerToFloat": (1, 5)}
 """Places of weights and their zero points among a product's inputs."""
 
@@ -22,11 +22,7 @@ def with_own_weights(model: bytes) -> bytes | None:
     Raises:
         ValueError: these are not the bytes of a graph.
     """
-    parts = fields(model)
-    graphs = [_separated(part.data) if part.number == _GRAPH else None for part in parts]
-    if not any(graphs):
-        return None
-    return joined([part if made is None else Field(_GRAPH, made) for part, made in zip(parts, graphs, strict=True)])
+    return with_graph(model, _separated)
 
 
 def _separated(graph: bytes) -> bytes | None:

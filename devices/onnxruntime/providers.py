@@ -20,7 +20,8 @@ _LOST = ("device] is lost", "device is lost", "device lost", "887a0005", "887a00
 """WebGPU's words and DirectX's numbers (removed, hung, reset), in small letters."""
 _OPENS_EXACT_INTEGERS = (1, 30)
 """The version since which ONNX Runtime opens our products of integers as `names.EXACT_INTEGERS` asks for. Earlier ones
-(1.24 to 1.29 were tried) end the process there, on a processor without VNNI."""
+end the process there, on a processor without VNNI: 1.24 to 1.29 were installed one after the other, and
+`pytest tests/unit/export/passes/test_integer_products.py` run."""
 
 
 def session_options(placement: TargetPlacement) -> ort.SessionOptions:

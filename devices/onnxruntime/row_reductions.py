@@ -9,9 +9,9 @@ Owns: the rewriting. Does not own: when a stage is opened so.
 
 import numpy as np
 
-from mirrorsd.devices.onnxruntime.onnx_bytes import Field, Node, fields, joined, node, tensor
+from mirrorsd.devices.onnxruntime.onnx_bytes import Field, Node, fields, joined, node, tensor, with_graph
 
-_GRAPH, _NODE, _INITIALIZER, _NAME_OF_TENSOR, _RAW = 7, 1, 5, 8, 9
+_NODE, _INITIALIZER, _NAME_OF_TENSOR, _RAW = 1, 5, 8, 9
 _LAST = -1
 _LAST_AXIS, _ONE = "row_reductions.last_axis", "row_reductions.one"
 
@@ -22,11 +22,7 @@ def with_shared_rows(model: bytes) -> bytes | None:
     Raises:
         ValueError: these are not the bytes of a graph.
     """
-    parts = fields(model)
-    graphs = [_shared(part.data) if part.number == _GRAPH else None for part in parts]
-    if not any(graphs):
-        return None
-    return joined([part if made is None else Field(_GRAPH, made) for part, made in zip(parts, graphs, strict=True)])
+    return with_graph(model, _shared)
 
 
 def _shared(graph: bytes) -> bytes | None:

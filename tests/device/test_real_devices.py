@@ -1,30 +1,16 @@
 """What only real devices can show. Everything here skips, with a reason, where the device is absent."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_once import made_once
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.device_maps.providers import ON_CUDA
-from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.runtime import device_inventory, missing_devices
 
 PROMPT = "Once upon a time"
 SETTINGS = {"max_new_tokens": 48, "ignore_eos": True}
-SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
-
-
-@pytest.fixture(scope="session")
-def half_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pair in 16 bits, which is what attention on an NVIDIA GPU takes."""
-    options = ExportOptions(precision="fp16", **SIZES)
-    folder = made_once(
-        tmp_path_factory, "half_bundle", lambda made: export_pair(*tiny_pair, made / "half.mirror", options)
-    )
-    return folder / "half.mirror"
 
 
 def load_or_skip(request: pytest.FixtureRequest, card: str) -> MirrorPipeline:

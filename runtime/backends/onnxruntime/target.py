@@ -146,7 +146,7 @@ class OnnxTargetModel(TargetModel):
         """Sizes of the passes that are captured.
 
         With weights that are floats it is one: so a row is computed alike in passes of any size, and texts of all
-        methods are the same. That costs a tenth of a pass (`bench/results/h200`: 1.45 ms for a row, 1.65 for sixteen).
+        methods are the same. On an H200 a row took 1.45 ms, sixteen 1.65 (`bench/results/h200`); 32 were not timed.
         With integers a pass of one row has kernels of its own, which are much faster than any for several.
         """
         return _CAPTURED_ROWS[-1:] if _has_float_weights(self.entry) else _CAPTURED_ROWS
