@@ -10,7 +10,7 @@ def describe_machine() -> dict[str, object]:
     from mirrorsd.devices.hardware import nvidia_gpus
     from mirrorsd.devices.layouts import processor_name
 
-    found = {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
+    found: dict[str, object] = {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
     gpus = ", ".join(gpu.full_name for gpu in nvidia_gpus())
     return found | ({"gpu": gpus} if gpus else {})
 
