@@ -55,7 +55,7 @@ class IntegerProducts:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         if by_output:
             num_rows = int(weights.shape[0])  # type: ignore[index, arg-type]
-            zeros = add_constant(self._graph, f"zero_levels.{num_rows}", np.zeros(num_rows, np.int8))
+            zeros = add_constant(self._graph, f"{node.name}.zero_levels", np.zeros(num_rows, np.int8))
             inputs = [levels, scale, middle, weights, scales, zeros]
             product = ir.Node(_CONTRIB, "QGemm", inputs, [ir.AttrInt64("transB", 1)], name=node.name)
         else:

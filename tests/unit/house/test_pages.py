@@ -8,6 +8,7 @@ import pytest
 from mirrorsd.bench import measurements
 from mirrorsd.cli.application import application
 from mirrorsd.device_maps import builtin_names
+from mirrorsd.families.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST_WORDS = 35
@@ -52,6 +53,14 @@ def test_no_sentence_is_longer_than_a_reader_s_breath(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_the_readme_counts_the_families() -> None:
+    """And among them those that are targets alone, by a number's name."""
+    targets_alone = [family for family in FAMILIES.values() if family.recurrent or family.mixture]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(FAMILIES)} families" in page
+    assert len(targets_alone) == 9 and "Nine of these" in page
 
 
 def test_the_measurements_are_what_the_reports_say() -> None:

@@ -172,3 +172,23 @@ def test_a_row_of_zeros_gives_zeros() -> None:
     given[0, 1] = 1
     (found,) = ort.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, {"rows": given})
     assert not found[0, 0].any() and np.isfinite(found).all() and found[0, 1].any()
+
+
+def test_products_of_one_size_share_nothing_that_becomes_unsigned() -> None:
+    """ONNX Runtime names unsigned copies after what they are made from, and refuses a name that it has made before."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="experts")
+    rows = ir.Value(name="rows", shape=ir.Shape(("S", WIDTH)), type=ir.TensorType(FLOAT))
+    graph.inputs.append(rows)
+    for name in ("gate", "up"):
+        product = node(graph, "Gemm", [rows, value(graph, tensor(name, WIDE, WIDTH))], WIDE, transB=1)
+        product.shape = ir.Shape(("S", WIDE))
+        graph.outputs.append(product)
+    model = ir.Model(graph, ir_version=10)
+    QuantiseWeights(WeightFormats(layers=BlockChoice(bits=8, is_by_row=True)), VOCABULARY)(model)
+    products = [made for made in model.graph if made.op_type == "QGemm"]
+    assert len(products) == 2
+    ours, theirs = ({one.name for one in product.inputs[3:6] if one} for product in products)
+    assert not ours & theirs
+    options = ort.SessionOptions()
+    options.add_session_config_entry(*names.EXACT_INTEGERS)
+    ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), options, ["CPUExecutionProvider"])
