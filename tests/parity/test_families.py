@@ -54,8 +54,8 @@ FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 SHARDED = {"gpt2", "olmo2"}
 PUBLISHED = {"llama": ("SmolLM2-135M-Instruct",)}
 """Checkpoints that were exported by hand, and whose texts were compared with Hugging Face's."""
-ALONE = {"gpt2", "opt", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm3"}
-"""Families whose conversations take turns: more than attention asks where a row is, or there are states."""
+ALONE = {"gpt2", "opt", "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm3"}
+"""Families whose conversations take turns: more than attention asks where a row is, there are sinks, or states."""
 _INT8 = BlockChoice(bits=8)
 FORMATS = {"fp32": FLOAT_WEIGHTS, "int8": WeightFormats(layers=_INT8, head=_INT8, embedding=_INT8)}
 PROVED: dict[str, str] = {}
