@@ -5,11 +5,11 @@ Owns: measuring a layer's products in both forms, and the formats that follow. D
 """
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
 """A plain step, and a window of the usual length."""
+_FINE_S = 1e-4
+"""A clock of finer ticks tells products of a small layer apart."""
 
 
 def with_integer_products(job: PairJob, folder: Path) -> PairJob:
@@ -74,18 +76,23 @@ def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
 
 
 def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bool:
-    """Time a layer's products with 1 and 8 rows in both forms on this processor, by turns."""
+    """Time a layer's products with 1 and 8 rows in both forms on one core of this processor, by turns.
+
+    What else runs here must not choose: the least counts of what this thread itself has computed, where that is told.
+    """
     assert formats.layers is not None
     sessions = [_products(config, choice) for choice in (formats.layers, replace(formats.layers, is_by_row=True))]
-    times: list[dict[int, list[float]]] = [{rows: [] for rows in _ROWS} for _ in sessions]
+    is_fine = time.get_clock_info("thread_time").resolution < _FINE_S
+    seconds_now = time.thread_time if is_fine else time.perf_counter
+    least = [dict.fromkeys(_ROWS, inf) for _ in sessions]
     for _ in range(_TURNS):
-        for session, found in zip(sessions, times, strict=True):
+        for session, found in zip(sessions, least, strict=True):
             for rows in _ROWS:
                 given = {i.name: np.ones((1, rows, int(i.shape[2])), np.float32) for i in session.get_inputs()}
-                started = perf_counter()
+                started = seconds_now()
                 session.run(None, given)
-                found[rows].append(perf_counter() - started)
-    of_blocks, of_integers = (sum(median(found[rows]) for rows in _ROWS) for found in times)
+                found[rows] = min(found[rows], seconds_now() - started)
+    of_blocks, of_integers = (sum(found.values()) for found in least)
     return of_integers < of_blocks
 
 
@@ -108,6 +115,7 @@ def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSe
     QuantiseWeights(WeightFormats(layers=choice), 0)(model)
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
+    settings.intra_op_num_threads = 1
     ask_for_exact_integers(settings)
     return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
 

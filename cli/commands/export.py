@@ -266,7 +266,7 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
     lines.append(f"compared with transformers: {', '.join(words)}")
     if manifest.draft_accuracy is not None:
         lines.append(accuracy_line(manifest.draft_accuracy))
-    if manifest.target.precision == "file":
+    if manifest.target.storage is not None:
         lines.append(f"weights: {precision_line(manifest.target)}")
     if manifest.quality:
         lines.append(f"against fp32: {quality_line(manifest.quality)}")

@@ -1,8 +1,13 @@
 """Which weights are in integers by row, and which numbers an embedding keeps."""
 
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
 import pytest
 
-from mirrorsd.export.integer_choice import by_row
+from mirrorsd.export import integer_choice
+from mirrorsd.export.integer_choice import by_row, integers_are_faster
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 
 EIGHT, FOUR = BlockChoice(bits=8), BlockChoice(bits=4)
@@ -24,3 +29,35 @@ def test_the_best_logits_of_a_coarse_head_are_computed_again_with_the_embeddings
 def test_weights_without_eight_bits_are_computed_once(head: BlockChoice | None, embedding: BlockChoice | None) -> None:
     found = by_row(WeightFormats(layers=EIGHT, head=head, embedding=embedding), {}, is_tied=True, is_scan=True)
     assert found.scan is None
+
+
+class Rows(NamedTuple):
+    name: str = "rows"
+    shape: tuple[int, ...] = (1, 1, 4)
+
+
+class Products:
+    """Computes for so many milliseconds, while another process has the core for some."""
+
+    def __init__(self, computing: float, waiting: float) -> None:
+        self._computing, self._waiting = computing, waiting
+
+    def get_inputs(self) -> list[Rows]:
+        return [Rows()]
+
+    def run(self, outputs: None, given: dict[str, Any]) -> None:
+        end = time.thread_time() + self._computing / 1e3
+        time.sleep(self._waiting / 1e3)
+        while time.thread_time() < end:
+            np.zeros(8)
+
+
+def test_what_else_runs_here_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        integer_choice, "_products", lambda _, choice: Products(1, 12) if choice.is_by_row else Products(4, 0)
+    )
+    assert integers_are_faster({}, WeightFormats(layers=EIGHT))
+    monkeypatch.setattr(
+        integer_choice, "_products", lambda _, choice: Products(4, 0) if choice.is_by_row else Products(1, 12)
+    )
+    assert not integers_are_faster({}, WeightFormats(layers=EIGHT))
