@@ -32,11 +32,12 @@ _CACHES = 0.07
 _SECONDS_PER_BILLION = (85.0, 230.0)
 _LEAST_SECONDS = 10.0
 """Beside those. On two cores by the same study: 102 a billion (1 billion), 229 where the disk was slow (8 billion)."""
-_INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.4e9, 1.8
+_INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.65e9, 1.0
 _INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (60.0, 120.0), (120.0, 330.0)
-"""What products of integers take beside that: their inputs are collected from a text, their levels are read once more
-as blocks, and rows are compared with the floats'. Of SmolLM2-135M 1.9 GB and 184 s in all (1.7 GB, 2 to 3 minutes are
-said), of Qwen2.5-Coder-1.5B with its 0.5B 7.2 GB and 1,160 s on two cores (7.0 GB, 8 to 21 minutes)."""
+"""What products of integers take beside that: their inputs are collected from a text, their levels are mapped once more
+as blocks, and rows are compared with the floats'. Of SmolLM2-135M 1.9 GB and 184 s in all (2.0 GB, 2 to 3 minutes are
+said), of Qwen2.5-Coder-1.5B with its 0.5B 7.2 GB and 1,160 s on two cores (7.4 GB, 8 to 21 minutes). A GGUF file stays
+mapped all along, and counts beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +66,20 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     from mirrorsd.export.weights.gguf_tensors import bundle_bytes
 
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
-    file_bytes = bundle_bytes(of_target.tensors) if options.precision not in _BITS else None
+    in_file = bundle_bytes(of_target.tensors) if of_target.gguf is not None else 0
     has_experts = FAMILIES[of_target.source.family].mixture is not None  # they keep blocks
     found = estimate_sizes(
         of_target.source.num_parameters,
         of_draft.source.num_parameters,
         options,
-        file_bytes,
+        in_file if options.precision not in _BITS else None,
         has_integers=options.may_have_integer_products and not has_experts,
     )
-    return replace(found, bundle_bytes=found.bundle_bytes + _second_form(of_target.config, options))
+    return replace(
+        found,
+        bundle_bytes=found.bundle_bytes + _second_form(of_target.config, options),
+        memory_bytes=found.memory_bytes + (in_file if options.precision in _BITS else 0),
+    )
 
 
 def _second_form(config: Mapping[str, Any], options: ExportOptions) -> int:
@@ -101,7 +106,7 @@ def estimate_sizes(
     target_bytes = stored_bytes(target_parameters, options.precision) if file_bytes is None else file_bytes
     draft_bytes = stored_bytes(draft_parameters, options.draft_precision)
     billions = (target_parameters + draft_parameters) / 1e9
-    mapped_bytes = 4 if options.draft_precision in ("fp32", IN_BLOCKS) else 2
+    mapped_bytes = 4 if options.draft_precision == "fp32" else 2
     of_integers = _INTEGER_MEMORY + _INTEGER_MEMORY_PER_BYTE * target_bytes if has_integers else 0.0
     memory = _LEAST_MEMORY + max(
         _MEMORY_PER_BYTE * target_bytes + of_integers,

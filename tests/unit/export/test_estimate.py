@@ -33,14 +33,19 @@ def test_a_large_draft_is_mapped_and_computed_in_fp32() -> None:
 @pytest.mark.parametrize(
     ("parameters", "options", "gigabytes", "seconds"),
     [
-        ((134_515_008, 10_620_864), ExportOptions(precision="int8", draft_precision="int8"), 1.87, 184),
-        ((1_777_088_000, 630_167_424), ExportOptions(precision="int8", draft_precision="int4-blocks"), 7.18, 1160),
+        ((134_515_008, 10_620_864), ExportOptions(precision="int8", draft_precision="int8"), 1.87 - 0.1, 184),
+        (
+            (1_777_088_000, 630_167_424),
+            ExportOptions(precision="int8", draft_precision="int4-blocks"),
+            7.18 - 1.1,
+            1160,
+        ),
     ],
 )
 def test_products_of_integers_take_what_was_measured(
     parameters: tuple[int, int], options: ExportOptions, gigabytes: float, seconds: float
 ) -> None:
-    """SmolLM2-135M and Qwen2.5-Coder-1.5B with their drafts, `mirrorsd export --precision int8` on two cores."""
+    """SmolLM2-135M and Qwen2.5-Coder-1.5B with their drafts, on two cores, but for the mapped file of the target."""
     estimate = estimate_sizes(*parameters, options, has_integers=True)
     assert estimate.memory_bytes / 1e9 == pytest.approx(gigabytes, rel=0.1)
     assert estimate.seconds[0] <= seconds <= estimate.seconds[1]

@@ -57,7 +57,9 @@ def row_of(name: str) -> str:
     cells = []
     for precision in ("int8", "int4"):
         disk = stored_bytes(total, precision)
-        export = estimate_sizes(total, DRAFT, ExportOptions(precision=precision)).memory_bytes
+        has_integers = precision == "int8" and FAMILIES[network.config.model_type].mixture is None
+        options = ExportOptions(precision=precision)
+        export = estimate_sizes(total, DRAFT, options, has_integers=has_integers).memory_bytes
         cells.append(", ".join(readable_bytes(round(size)) for size in (disk, export)))
     shape = target_shape(network, "int8")
     rows = 2 * len(shape.attention_layers) * shape.num_kv_heads * shape.head_dim * CONTEXT * shape.bytes_per_number
