@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.families.registry import FAMILIES
 from mirrorsd.graphs.manifest import IN_BLOCKS
 from mirrorsd.hub.asking import readable_bytes
 
@@ -64,6 +63,7 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     """
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.export.weights.gguf_tensors import bundle_bytes
+    from mirrorsd.families.registry import FAMILIES
 
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
     in_file = bundle_bytes(of_target.tensors) if of_target.gguf is not None else 0
