@@ -31,12 +31,12 @@ _CACHES = 0.07
 _SECONDS_PER_BILLION = (85.0, 230.0)
 _LEAST_SECONDS = 10.0
 """Beside those. On two cores by the same study: 102 a billion (1 billion), 229 where the disk was slow (8 billion)."""
-_INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.65e9, 1.0
+_INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.9e9, 1.1
 _INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (60.0, 120.0), (120.0, 330.0)
 """What products of integers take beside that: their inputs are collected from a text, their levels are mapped once more
-as blocks, and rows are compared with the floats'. Of SmolLM2-135M 1.9 GB and 184 s in all (2.0 GB, 2 to 3 minutes are
-said), of Qwen2.5-Coder-1.5B with its 0.5B 7.2 GB and 1,160 s on two cores (7.4 GB, 8 to 21 minutes). A GGUF file stays
-mapped all along, and counts beside."""
+as blocks, and rows are compared with the floats'. By `/usr/bin/time -v mirrorsd export TARGET --draft DRAFT -o BUNDLE
+--precision int8` on two cores: SmolLM2-135M 1.9 GB and 184 s (2.3 GB, 2 to 3 minutes are said), Qwen2.5-Coder-1.5B with
+its 0.5B 7.2 GB and 1,160 s (7.4 GB, 8 to 21 minutes). A GGUF file stays mapped all along, and counts beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +66,20 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     from mirrorsd.families.registry import FAMILIES
 
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
-    in_file = bundle_bytes(of_target.tensors) if of_target.gguf is not None else 0
+    file_bytes = bundle_bytes(of_target.tensors) if options.precision not in _BITS else None
     has_experts = FAMILIES[of_target.source.family].mixture is not None  # they keep blocks
     found = estimate_sizes(
         of_target.source.num_parameters,
         of_draft.source.num_parameters,
         options,
-        in_file if options.precision not in _BITS else None,
+        file_bytes,
         has_integers=options.may_have_integer_products and not has_experts,
     )
+    files = {tensor.path for tensor in of_target.tensors.values()} if of_target.gguf is not None else ()
     return replace(
         found,
         bundle_bytes=found.bundle_bytes + _second_form(of_target.config, options),
-        memory_bytes=found.memory_bytes + (in_file if options.precision in _BITS else 0),
+        memory_bytes=found.memory_bytes + sum(file.stat().st_size for file in files),
     )
 
 

@@ -5,6 +5,7 @@ Owns: measuring a layer's products in both forms, and the formats that follow. D
 """
 
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,8 +30,6 @@ from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
 """A plain step, and a window of the usual length."""
-_FINE_S = 1e-4
-"""A clock of finer ticks tells products of a small layer apart."""
 
 
 def with_integer_products(job: PairJob, folder: Path) -> PairJob:
@@ -78,12 +77,12 @@ def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
 def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bool:
     """Time a layer's products with 1 and 8 rows in both forms on one core of this processor, by turns.
 
-    What else runs here must not choose: the least counts of what this thread itself has computed, where that is told.
+    What else runs here must not choose: what counts is the least of the time for which this thread itself has computed,
+    but on Windows, where that is told too coarsely.
     """
     assert formats.layers is not None
     sessions = [_products(config, choice) for choice in (formats.layers, replace(formats.layers, is_by_row=True))]
-    is_fine = time.get_clock_info("thread_time").resolution < _FINE_S
-    seconds_now = time.thread_time if is_fine else time.perf_counter
+    seconds_now = time.perf_counter if sys.platform == "win32" else time.thread_time  # which ticks in 16 ms there
     least = [dict.fromkeys(_ROWS, inf) for _ in sessions]
     for _ in range(_TURNS):
         for session, found in zip(sessions, least, strict=True):

@@ -47,7 +47,7 @@ def test_products_of_integers_take_what_was_measured(
 ) -> None:
     """SmolLM2-135M and Qwen2.5-Coder-1.5B with their drafts, on two cores, but for the mapped file of the target."""
     estimate = estimate_sizes(*parameters, options, has_integers=True)
-    assert estimate.memory_bytes / 1e9 == pytest.approx(gigabytes, rel=0.1)
+    assert gigabytes <= estimate.memory_bytes / 1e9 <= 1.25 * gigabytes
     assert estimate.seconds[0] <= seconds <= estimate.seconds[1]
 
 
