@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from mirrorsd.runtime.decoding.lookup import Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.protocol import Beside, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
-from mirrorsd.runtime.decoding.step import SerialSource
+from mirrorsd.runtime.decoding.step import Asleep, SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -45,10 +46,6 @@ class _Choice:
     drafted_s: float = 0.0
     read_s: float = 0.0
     free_guess: NDArray[np.int64] = field(default_factory=lambda: NO_TOKENS)
-
-
-_ASLEEP = _Choice(is_plain=True)
-"""Nobody has looked for a window."""
 
 
 class _Begun(NamedTuple):
@@ -117,10 +114,6 @@ class AutoSource(WindowSource):
         windows = self._request.windows
         return windows.speed if windows is not None else self._known.plain_speed
 
-    @property
-    def _is_overlapping(self) -> bool:
-        return self._drafting is not self._serial
-
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Both devices read the prompt at once; a first window only where drafting is expected to pay."""
         if not self._draft.takes_turns and self._draft.is_ready():
@@ -139,9 +132,8 @@ class AutoSource(WindowSource):
         choice = self._choice
         head = None if choice.is_plain else choice.head
         self._begun = _Begun(beside is None, choice.is_repeat, choice.is_light, head)
-        self.name = "plain" if choice.is_plain and beside is None else self._drafting.name
-        if head is not None:
-            self.name = head.source.name
+        finder = self._drafting if head is None else head.source
+        self.name = "plain" if choice.is_plain and beside is None else finder.name
         return beside
 
     def _readers(self) -> list[HeadArm]:
@@ -160,14 +152,10 @@ class AutoSource(WindowSource):
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window, where one is looked for."""
-        attention = self._known.attention
-        is_asleep = attention.left > 0 and self._choice.is_plain and not self._is_in_step
-        if is_asleep != (self._choice is _ASLEEP):
-            self._repeats.watch(is_wanted=not is_asleep)
-        if is_asleep:
-            attention.sleep(1 + acceptance.num_right)
-            self._choice = _ASLEEP
-            return Found(self._repeats.free_rows.guess())
+        if self._known.attention.left > 0 and self._choice.is_plain and not self._is_in_step:
+            self._repeats.watch(is_wanted=False)
+            asleep = Asleep(self._repeats.free_rows, self, self._known.attention.left, self.wake)
+            return Found(asleep.guess(), then=asleep)
         if self._choice.is_light and self._is_quiet():
             return self._look()
         self._settle()
@@ -180,6 +168,14 @@ class AutoSource(WindowSource):
             first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.rest[0]
             self._known.observe_free_rows(1 + int(self._choice.free_guess[0] == first))
         return self._choose(Verified(inflight, acceptance))
+
+    def wake(self, num_slept: int, num_left: int = 0) -> None:
+        """So many tokens were written for which nobody looked; a text may have ended so many before the time."""
+        self._known.attention.left = num_left
+        self._repeats.watch(is_wanted=not num_left)
+        self._account.count(num_slept)
+        for head in self._heads:
+            head.known.since += num_slept
 
     def _choose(self, done: Verified | None) -> Found:
         account, num_tokens = self._account, self._request.num_tokens
@@ -231,19 +227,17 @@ class AutoSource(WindowSource):
         return Found(self._repeats.free_rows.guess()) if repeat is None else Found(repeat, "text")
 
     def _settle(self) -> None:
-        """Learn from the light steps lately, and count the tokens for which nobody looked."""
-        attention, account, num_tokens = self._known.attention, self._account, 0
+        """Learn from the light steps lately."""
+        account, num_tokens = self._account, 0
         for step in self._unsettled:
             num_tokens += 1 + step.num_accepted
             if step.method == "plain":
                 account.observe_step(step.own_seconds, 0.0, 1 + step.num_accepted, is_plain=True)
             else:
                 account.count(1 + step.num_accepted)
-        account.count(attention.slept)
         for head in self._heads:
-            head.known.since += num_tokens + attention.slept
+            head.known.since += num_tokens
         self._unsettled.clear()
-        attention.slept = 0
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
@@ -304,8 +298,7 @@ class AutoSource(WindowSource):
 
     def _decline(self, done: Verified | None) -> Found:
         """Plain decoding: no window but what free rows hold."""
-        self._choice.is_plain = True
-        window = self._repeats.free_rows.guess()
+        self._choice.is_plain, window = True, self._repeats.free_rows.guess()
         self._keep_in_step(done, window)
         return Found(window)
 
@@ -314,7 +307,8 @@ class AutoSource(WindowSource):
         if self._is_in_step and done is None:
             self._serial.begin_with(window)
         elif self._is_in_step and done is not None:
-            self._is_in_step = self._is_overlapping and not self._account.is_resting and self._draft.is_working()
+            is_overlapping = self._drafting is not self._serial
+            self._is_in_step = is_overlapping and not self._account.is_resting and self._draft.is_working()
             if self._is_in_step:
                 self._serial.adopt(*done, window)
 
@@ -323,7 +317,8 @@ class AutoSource(WindowSource):
         num_missing = self._num_missing
         self._choice.free_guess = self._repeats.free_rows.guess()
         if windows is not None:
-            windows.budget = self._account.trial_budget if self._choice.is_trial else self._account.credit
+            most = 1.0 if self._choice.is_trial else inf  # a trial has paid as soon as it gets one token right
+            windows.budget = min(self._account.credit, most)
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
@@ -347,7 +342,7 @@ class AutoSource(WindowSource):
     def observe(self, step: StepRecord) -> None:
         """Learn from the step."""
         choice, known = self._choice, self._known
-        if choice is _ASLEEP or self._draft.is_preparing:  # a step beside a compiler teaches nothing
+        if self._draft.is_preparing:  # a step beside a compiler teaches nothing
             return
         num_tokens, is_plain = 1 + step.num_accepted, step.method == "plain"
         if self._begun.is_light and choice.is_light:
@@ -357,7 +352,7 @@ class AutoSource(WindowSource):
             return
         gain = 0.0 if is_plain else num_tokens - step.own_seconds * known.plain_speed
         looking = self._serial.request.ledger.now() - choice.looked_at - choice.drafted_s
-        known.attention.observe(num_tokens, gain, looking, known.plain_speed)
+        known.attention.observe(gain, looking, known.plain_speed)
 
     def _learn(self, step: StepRecord, num_tokens: int, *, is_plain: bool) -> bool:
         """What it teaches of all sources; False where it was one beside others."""

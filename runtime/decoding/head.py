@@ -135,6 +135,7 @@ class HeadSource(WindowSource, RowReader):
         name: the head's kind.
         link: the head.
         windows: what cuts its windows; None leaves them as long as they come.
+        first: what it guesses behind the prompt, if it has read that.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class HeadSource(WindowSource, RowReader):
         """Where there are `siblings`, some of the head's other candidates stand beside each window."""
         self.name, self.windows, self._siblings = head.kind, windows, siblings
         self._request, self.link = request, head
-        self._first: HeadGuesses | None = None
+        self.first: HeadGuesses | None = None
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """The target reads the prompt, the head what the target has read; the first window comes with its last rows."""
@@ -152,18 +153,13 @@ class HeadSource(WindowSource, RowReader):
 
     def first_window(self) -> NDArray[np.int64]:
         """What it guesses behind the prompt, which it has read."""
-        return self._window(self._first)[0]
-
-    @property
-    def has_guessed(self) -> bool:
-        """Whether it has guesses behind the prompt."""
-        return self._first is not None
+        return self._window(self.first)[0]
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
         return self.link.num_read(tokens)
 
     def read(self, start: int, stop: int) -> None:
-        self._first = self.link.read(self._request, start, stop)
+        self.first = self.link.read(self._request, start, stop)
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """What the head guesses from the accepted rows; it reads them also where a form says how the text goes on."""
@@ -238,7 +234,7 @@ class HeadArm(RowReader):
 
     def read(self, start: int, stop: int) -> None:
         self.source.read(start, stop)
-        self._is_read = self.source.has_guessed
+        self._is_read = self.source.first is not None
 
     def follows(self, head: int | None) -> bool:
         """Whether it can guess behind a pass that began at `head`; behind the prompt where that is None."""

@@ -21,7 +21,7 @@ class Repeats:
     def watch(self, *, is_wanted: bool) -> None:
         """Whether anybody looks after the next token; what free rows hold is looked for in any case."""
         if self._request.repeats is not None:
-            self._request.repeats.is_watched = is_wanted or self.free_rows.row_group > 1
+            self._request.repeats.watch(is_wanted=is_wanted or self.free_rows.row_group > 1)
 
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""

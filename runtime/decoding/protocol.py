@@ -46,11 +46,15 @@ class Outcome(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The next window; `source` as in `StepRecord.next_source`."""
+    """The next window; `source` as in `StepRecord.next_source`.
+
+    `then` finds the windows from the next step on, and is closed at last; None: whoever has found this one.
+    """
 
     window: NDArray[np.int64] = NO_TOKENS
     source: str = "none"
     siblings: Siblings = NO_SIBLINGS
+    then: "WindowSource | None" = None
 
 
 class Beside(Protocol):

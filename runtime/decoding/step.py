@@ -5,7 +5,7 @@ it. The window in flight is the loop's only state besides the caches and the tex
 no window, and draft, then verify. The others fall back on them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, repeat
 
@@ -46,7 +46,7 @@ FEWEST_FORCED = 2
 
 
 class StepDecoder(Decoder):
-    """Decodes one request; `source` finds its windows."""
+    """Decodes one request; `source` finds its windows, until it names another one."""
 
     def __init__(self, request: Request, target: TargetLink, source: WindowSource, name: str) -> None:
         self.request, self.target, self.source, self.name = request, target, source, name
@@ -74,7 +74,7 @@ class StepDecoder(Decoder):
         tokens = self._commit(inflight, acceptance)
         ledger.queued_s += ticket.queued_s
         drafted_s = ledger.drafted_s
-        window, next_source, siblings = source.next(inflight, acceptance)
+        window, next_source, siblings, then = source.next(inflight, acceptance)
         if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
             ledger.queued_s += ledger.drafted_s - drafted_s
         ended, num_right, num_aside = ledger.now(), acceptance.num_right, len(acceptance.aside)
@@ -84,7 +84,10 @@ class StepDecoder(Decoder):
             started, ended, len(inflight.window), num_right, next_source, method, own_seconds, *of_siblings
         )
         request.record(step)
-        source.observe(step)
+        if then is None:
+            source.observe(step)
+        else:
+            self.source = then
         following = InFlight(inflight.head + len(tokens), window, siblings, num_aside)
         return Outcome(tokens, num_right, following, method)
 
@@ -147,9 +150,30 @@ class FreeRows(WindowSource):
 
     def guess(self) -> NDArray[np.int64]:
         """How the text went on before, as far as rows are free."""
-        most = 0 if self._request.joint.num_beside else self.row_group - 1
-        repeats, count = self._request.repeats, min(most, self._request.window_limit())
-        return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
+        request, repeats = self._request, self._request.repeats
+        if repeats is None or self.row_group == 1 or request.joint.num_beside:
+            return NO_TOKENS
+        return repeats.window(min(self.row_group - 1, request.window_limit()))
+
+
+class Asleep(FreeRows):
+    """Plain decoding until so many tokens are written; then `source` finds windows again."""
+
+    def __init__(self, free: FreeRows, source: WindowSource, until: int, on_end: Callable[[int, int], None]) -> None:
+        """At the end `on_end` hears how many were written, and how many were not, as the text has ended before."""
+        super().__init__(free._request, free.row_group)
+        self._source, self._until, self._slept, self._on_end = source, until, 0, on_end
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        self._slept += 1 + acceptance.num_right
+        if self._slept < self._until:
+            return Found(self.guess())
+        self._on_end(self._slept, 0)
+        return Found(self.guess(), then=self._source)
+
+    def close(self) -> None:
+        self._on_end(self._slept, self._until - self._slept)
+        self._source.close()
 
 
 def with_siblings(found: Found, known: Known | None, siblings: SiblingChooser | None, request: Request) -> Found:

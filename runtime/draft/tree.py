@@ -50,15 +50,20 @@ class RepeatedText:
             self._append(token)
         self._repeat = self.find(self._tokens)
 
+    def watch(self, *, is_wanted: bool) -> None:
+        """Whether anybody asks from now on; what was missed meanwhile is made up for."""
+        self.is_watched = is_wanted
+        if is_wanted and self._missed:
+            for token in self._missed:
+                self._append(token)
+            self._missed.clear()
+            self._repeat = self.find(self._tokens)
+
     def follow(self, new: Iterable[int]) -> None:
         """The text goes on with these tokens."""
         if not self.is_watched:
-            self._repeat = None
             self._missed += new
             return
-        for token in self._missed:
-            self._append(token)
-        self._missed.clear()
         for token in new:
             repeat = self._repeat
             if repeat is not None:

@@ -37,11 +37,9 @@ class Constants:
     0.25: 1.00. 1.5: 1.00 to 1.09."""
     trial_share: float = 0.01
     """Of every plain token, what goes into the credit: what trials may cost for ever. 0 and 0.04: 1.00."""
-    kept_share: float = 0.5
-    """Of what a text has gained, what may be lost again, so that bad luck does not end what pays on the whole.
-    0 and 1: 1.00."""
-    most_gained: float = 16.0
-    """Tokens of gain that count for that. 4 and 64: 1.00."""
+    most_kept: float = 8.0
+    """Tokens of what a text has gained that may be lost again, so that bad luck does not end what pays on the whole.
+    0: 0.96 where a draft that is right in 7 of 10 cases is as slow as the target."""
     covered_share: float = 0.5
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
@@ -68,32 +66,24 @@ class Attention:
     """When `auto` looks for windows at all: looking takes time, too, which counts where steps are short.
 
     Where it costs more than `trial_share` of plain decoding, and than what windows have gained lately, nobody looks
-    for a while.
+    for a while, then once.
 
     Attributes:
         left: tokens until somebody looks again.
-        slept: tokens since somebody did.
     """
 
     def __init__(self) -> None:
-        self.left = self.slept = self._num_looked = 0
+        self.left = 0
         self._pause, self._gained, self._looking = _BY.first_pause, 1.0, Estimate()
 
-    def sleep(self, num_tokens: int) -> None:
-        """So many tokens more for which nobody looks."""
-        self.left -= num_tokens
-        self.slept += num_tokens
-
-    def observe(self, num_tokens: int, gain: float, seconds: float, speed: float) -> None:
-        """Learn from a step of so many tokens, which has gained so many over plain decoding; looking took `seconds`."""
+    def observe(self, gain: float, seconds: float, speed: float) -> None:
+        """Learn from a step that has gained so many tokens over plain decoding; looking took `seconds`."""
         self._gained = _BY.memory * self._gained + (1 - _BY.memory) * max(gain, -1.0)
         self._looking.observe(seconds)
-        self._num_looked += num_tokens
-        if (self._looking.seconds or 0.0) * speed <= max(self._gained, _BY.trial_share):
+        if (self._looking.seconds or 0.0) * speed <= max(self._gained, gain, _BY.trial_share):
             self._pause = _BY.first_pause
-        elif self._num_looked >= _BY.first_pause:
-            self.left, self._num_looked = self._pause, 0
-            self._pause = min(3 * self._pause, _BY.head_pause)
+        else:
+            self.left, self._pause = self._pause, min(3 * self._pause, _BY.head_pause)
 
 
 class SourceKnowledge:
@@ -237,14 +227,13 @@ class Account:
         self._known = known
         self._brought = known.brought
         self.is_resting = False
-        worth = 0.0 if self._brought is None else self._brought - self._loss(0.0)
+        worth = 0.0 if self._brought is None else self._brought - self.cost(known)
         self._most_credit = _BY.first_credit + max(worth, 0.0)
         self.credit = self._most_credit if worth >= 0 else _BY.resumes
-        self._earned = 0.0
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
         self._num_plain = self._quiet_until = 0
-        self._short = 0.0
+        self._short = self._kept = 0.0
 
     def be_quiet(self, num_tokens: int, *, until_tried: bool) -> None:
         """Of a text of so many tokens: neither draft nor head pays, which is looked at again a few tokens on.
@@ -259,19 +248,11 @@ class Account:
         """Whether it was looked at just before."""
         return num_tokens < self._quiet_until
 
-    @property
-    def trial_budget(self) -> float:
-        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid."""
-        return min(self.credit, 1.0)
-
     def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
         """Tokens that a window of the draft should bring, less its time: asked for, or one that `is_ready`."""
         if self._brought is None or self.is_resting:
             return 0.0
-        return self._brought - self._loss(speed, is_ready=is_ready)
-
-    def _loss(self, speed: float, *, is_ready: bool = False) -> float:
-        return 0.0 if is_ready else self.cost(self._known, speed)
+        return self._brought - (0.0 if is_ready else self.cost(self._known, speed))
 
     def cost(self, source: SourceKnowledge, speed: float = 0.0) -> float:
         """Tokens that waiting for a window costs."""
@@ -290,7 +271,7 @@ class Account:
 
     def is_covered(self, speed: float, *, is_ready: bool) -> bool:
         """Whether the credit suffices for another window."""
-        return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
+        return not self.is_resting and (is_ready or self.credit >= _BY.covered_share * self.cost(self._known, speed))
 
     @property
     def is_trial_due(self) -> bool:
@@ -325,11 +306,12 @@ class Account:
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
         self._since = known.since = self._num_plain = 0
-        self._tried = (worth, self._loss(speed)) if is_trial else None
+        self._tried = (worth, self.cost(known, speed)) if is_trial else None
 
-    def _settle_trial(self, num_right: int) -> None:
-        """Resume where the window that was tried has paid: what it promised alone proves nothing."""
-        assert self._tried is not None
+    def verified(self, num_right: int) -> None:
+        """A window was verified. Resume where one that was tried has paid: what it promised alone proves nothing."""
+        if self._tried is None:
+            return
         worth, loss = self._tried
         self._tried = None
         if num_right > loss:
@@ -339,11 +321,6 @@ class Account:
         else:
             self._pause = 3 * self._pause
         self._known.pause = self._pause
-
-    def verified(self, num_right: int) -> None:
-        """A window was verified."""
-        if self._tried is not None:
-            self._settle_trial(num_right)
 
     def count(self, num_tokens: int) -> None:
         """So many tokens more without a window of the draft, as far as is known."""
@@ -373,9 +350,9 @@ class Account:
             self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
         else:
             gain = num_tokens - (seconds + drafted_seconds) * speed
-            self._earned = min(max(self._earned + gain, 0.0), _BY.most_gained)
+            self._kept = min(max(self._kept + gain, 0.0), _BY.most_kept)
             self.credit += gain
-        self.credit = min(self.credit, self._most_credit + _BY.kept_share * self._earned)
+        self.credit = min(self.credit, self._most_credit + self._kept)
         self.is_resting = self.credit < (_BY.resumes if self.is_resting else 0.0)
         if is_plain:
             self._known.observe_plain(seconds, num_tokens)

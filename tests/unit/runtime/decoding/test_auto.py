@@ -173,7 +173,6 @@ def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
     gaps = np.diff(looked)
     assert 20 <= max(gaps) <= 21 + bench.last_request.speculation.gamma
     assert known.attention.left <= 0
-    assert not known.attention.slept
     assert known.since >= since + 20
     assert is_watched.count(False) in range(15, 22), "nor is the text followed meanwhile"
     assert is_watched[-1]

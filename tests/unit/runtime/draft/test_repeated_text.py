@@ -29,13 +29,11 @@ def test_a_text_that_nobody_watched_for_a_while_is_known_again() -> None:
     text, chances = [1, *LOOP, *LOOP, 2, 3, *LOOP[:3]], RepeatChances()
     rested = RepeatedText(chances, text[:1])
     rested.follow(text[1:8])
-    rested.is_watched = False
+    rested.watch(is_wanted=False)
     rested.follow(text[8:9])
     before = [share.expected for share in chances.shares]
-    rested.follow(text[9:-1])
-    assert not rested.window(1).tolist()
-    rested.is_watched = True
-    rested.follow(text[-1:])
+    rested.follow(text[9:])
+    rested.watch(is_wanted=True)
     assert [share.expected for share in chances.shares] == before, "what nobody watched teaches nothing"
     assert rested.window(4).tolist() == [8, 9, 2, 3]
     assert rested.find(text) == followed(text).find(text)
