@@ -121,7 +121,8 @@ class AutoSource(WindowSource):
             self._is_in_step = True
         readers = self._readers()
         read_prompt(Together(readers) if readers else None)
-        window = self._choose(None).window
+        is_asleep = self._known.attention.left > 0 and not (readers or self._is_in_step)
+        window = (self._decline(None) if is_asleep else self._choose(None)).window
         if self._choice.drafted_s:  # before the first step
             self._account.observe_step(0.0, self._choice.drafted_s - self._choice.read_s, 0, is_plain=False)
         return window
@@ -317,8 +318,8 @@ class AutoSource(WindowSource):
         num_missing = self._num_missing
         self._choice.free_guess = self._repeats.free_rows.guess()
         if windows is not None:
-            most = 1.0 if self._choice.is_trial else inf  # a trial has paid as soon as it gets one token right
-            windows.budget = min(self._account.credit, most)
+            # A trial has paid as soon as it gets one token right.
+            windows.budget = min(self._account.credit, 1.0 if self._choice.is_trial else inf)
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")

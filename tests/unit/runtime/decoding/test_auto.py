@@ -170,7 +170,7 @@ def test_while_nobody_looks_a_text_is_decoded_plainly_and_nothing_is_forgotten(
     known.start_plain(0.002)
     known.attention.left, since = 20, known.since
     assert bench.decode(PROMPT, "auto", max_new_tokens=60) == expected
-    gaps = np.diff(looked)
+    gaps = np.diff([len(PROMPT), *looked])
     assert 20 <= max(gaps) <= 21 + bench.last_request.speculation.gamma
     assert known.attention.left <= 0
     assert known.since >= since + 20
