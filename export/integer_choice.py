@@ -7,13 +7,15 @@ Owns: measuring a layer's products in both forms, and the formats that follow. D
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -25,7 +27,9 @@ from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.verify.quality import range_windows
-from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
+from mirrorsd.export.weights.block_formats import BlockChoice, InputScaling, WeightFormats
+from mirrorsd.export.weights.lazy_weight import LazyWeight
+from mirrorsd.export.weights.rotation import ROTATED
 
 _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
@@ -44,7 +48,8 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer)
+        width = rotated_width(job.target.config, job.formats)
+        inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer, width)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     network = model.network
@@ -75,13 +80,28 @@ def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
 
 
 def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bool:
-    """Time a layer's products with 1 and 8 rows in both forms on one core of this processor, by turns.
+    """Time a layer's products in both forms."""
+    assert formats.layers is not None
+    shapes, integers = _shapes(config), replace(formats.layers, is_by_row=True)
+    return _is_second_faster(_products(shapes, formats.layers), _products(shapes, integers))
+
+
+def rotated_width(config: Mapping[str, Any], formats: WeightFormats) -> int:
+    """How wide a layer's last product is, if it is faster in integers with its rows turned than in blocks; else 0."""
+    assert formats.layers is not None
+    shape, integers = _shapes(config)[-1], replace(formats.layers, is_by_row=True)
+    if shape[0] % ROTATED or shape[0] == ROTATED:
+        return 0
+    of_blocks, turned = _products([shape], formats.layers), _products([shape], integers, is_rotated=True)
+    return shape[0] if _is_second_faster(of_blocks, turned) else 0
+
+
+def _is_second_faster(*sessions: ort.InferenceSession) -> bool:
+    """Run both with 1 and 8 rows on one core of this processor, by turns.
 
     What else runs here must not choose: what counts is the least of the time for which this thread itself has computed,
     but on Windows, where that is told too coarsely.
     """
-    assert formats.layers is not None
-    sessions = [_products(config, choice) for choice in (formats.layers, replace(formats.layers, is_by_row=True))]
     seconds_now = time.perf_counter if sys.platform == "win32" else time.thread_time  # which ticks in 16 ms there
     least = [dict.fromkeys(_ROWS, inf) for _ in sessions]
     for _ in range(_TURNS):
@@ -91,32 +111,40 @@ def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bo
                 started = seconds_now()
                 session.run(None, given)
                 found[rows] = min(found[rows], seconds_now() - started)
-    of_blocks, of_integers = (sum(found.values()) for found in least)
-    return of_integers < of_blocks
+    first, second = (sum(found.values()) for found in least)
+    return second < first
 
 
-def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSession:
+def _products(
+    shapes: Sequence[tuple[int, int]], choice: BlockChoice, *, is_rotated: bool = False
+) -> ort.InferenceSession:
     """The products of `_LAYERS` layers with random weights, each behind an input of its own."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="products")
-    rng = np.random.default_rng(0)
+    rng, inputs = np.random.default_rng(0), dict[str, InputScaling]()
     for layer in range(_LAYERS):
-        for number, (width, num_rows) in enumerate(_shapes(config)):
+        for number, (width, num_rows) in enumerate(shapes):
             name = f"{layer}.{number}"
             rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
-            weight = ir.tensor(rng.standard_normal((width, num_rows), np.float32), name=f"weight.{name}")
-            product = ir.Node("", "MatMul", [rows, add_tensor(graph, f"weight.{name}", weight)], name=f"product.{name}")
+            numbers = rng.standard_normal((width, num_rows), np.float32)
+            weight = LazyWeight(f"weight.{name}", rows.dtype, numbers.shape, partial(_only, numbers))
+            inputs[weight.key] = InputScaling(None, is_rotated=is_rotated)
+            product = ir.Node("", "MatMul", [rows, add_tensor(graph, weight.key, weight)], name=f"product.{name}")
             product.outputs[0].name, product.outputs[0].type = f"found.{name}", rows.type
             product.outputs[0].shape = ir.Shape((1, "S", num_rows))
             graph.inputs.append(rows)
             graph.append(product)
             graph.outputs.append(product.outputs[0])
     model = ir.Model(graph, ir_version=10)
-    QuantiseWeights(WeightFormats(layers=choice), 0)(model)
+    QuantiseWeights(WeightFormats(layers=choice, inputs=inputs), 0)(model)
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
     settings.intra_op_num_threads = 1
     ask_for_exact_integers(settings)
     return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
+
+
+def _only(numbers: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.float32]]:
+    yield numbers
 
 
 def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

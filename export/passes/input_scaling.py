@@ -2,7 +2,8 @@
 
 A few channels of a model's hidden states are far larger than all others, and one scale for a row would leave the others
 few levels. Dividing each channel by a factor that the weights are multiplied with moves some of that into the weights
-(SmoothQuant, arXiv 2211.10438). Which share of it is best differs by product, so each share is tried.
+(SmoothQuant, arXiv 2211.10438). Which share of it is best differs by product, so each share is tried. Where the large
+channels are others in every row, turning them into their neighbours helps instead (`rotation.py`), and takes nodes.
 
 Owns: the factors, and whether one range may stand for all rows. Does not own: where they are divided out
 (`integer_products.py`), collecting the inputs (`aware_quantisation.py`).
@@ -19,6 +20,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.aware_quantisation import ProductInputs
 from mirrorsd.export.weights.block_formats import InputScaling
 from mirrorsd.export.weights.block_quantisation import TOP_LEVEL
+from mirrorsd.export.weights.rotation import rotate
 
 _SHARES = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _MOST_ROWS, _MOST_OUTPUTS = 256, 512
@@ -35,12 +37,13 @@ _WORTH_A_NODE = 0.8
 
 
 def scale_inputs(
-    model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = ()
+    model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = (), rotated_width: int = 0
 ) -> tuple[dict[str, InputScaling], bool]:
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
     Weights of one input get one and the same scaling. Those that would lose too much by row are left out, and those
-    that are `in_blocks` in any case. The LM head is not: whether it loses too much is told beside them.
+    that are `in_blocks` in any case. Inputs of `rotated_width` may be turned where that is enough. The LM head is not
+    left out: whether it loses too much is told beside them.
     """
     groups = [names for names in inputs.groups if names[0] not in in_blocks]
     groups += [(inputs.head,)] if inputs.head is not None else []
@@ -52,13 +55,17 @@ def scale_inputs(
         weight = torch.cat([_by_output(model, modules[name]) for name in names])
         is_head = names == (inputs.head,)
         chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names), is_head=is_head)
+        if error > _MOST_ERROR and not is_head and rows.shape[1] == rotated_width:
+            chosen, error = scaling_of(rows, weight, is_normed=False, is_rotated=True)
         is_head_coarse |= is_head and error > _MOST_ERROR
         if is_head or error <= _MOST_ERROR:
             scalings |= dict.fromkeys(names, chosen)
     return scalings, is_head_coarse
 
 
-def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool, is_head: bool = False) -> tuple[InputScaling, float]:
+def scaling_of(
+    rows: Tensor, weight: Tensor, *, is_normed: bool, is_head: bool = False, is_rotated: bool = False
+) -> tuple[InputScaling, float]:
     """The scaling of inputs `rows` `[n, K]` of a `weight` `[N, K]` that leaves the least error, and that.
 
     What is chosen is what the ranges of every second row do to the others. The error is that of the product's mean
@@ -74,7 +81,9 @@ def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool, is_head: bool =
         return float((apart**2).mean())
 
     def error(factors: Tensor, largest: float | None = None) -> float:
-        return size(_products(some / factors, few * factors, largest) - exact) / max(size(exact), 1e-30)
+        scaled = some / factors, few * factors
+        given = (torch.from_numpy(rotate(one.numpy())) for one in scaled) if is_rotated else scaled
+        return size(_products(*given, largest) - exact) / max(size(exact), 1e-30)
 
     found = [_factors(half, columns, share) for share in _SHARES]
     errors = [error(factors) for factors in found]
@@ -84,7 +93,7 @@ def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool, is_head: bool =
     is_alike = is_normed and error(found[best], float((half / found[best]).max())) <= _DEARER * errors[best]
     factors = _factors(spread, columns, _SHARES[best])
     largest = float((spread / factors).max()) if is_alike else None
-    return InputScaling(factors.numpy() if best else None, largest), errors[best]
+    return InputScaling(factors.numpy() if best else None, largest, is_rotated), errors[best]
 
 
 def _factors(spread: Tensor, columns: Tensor, share: float) -> Tensor:

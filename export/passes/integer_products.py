@@ -2,7 +2,7 @@
 
 Sums of integers are exact, so that a row has the same bits in passes of any number of rows, and a processor multiplies
 eight rows in hardly more than the time of one. Behind a norm the numbers' range is known from the calibration text and
-is divided out in the norm's own weights: there a product is two nodes, elsewhere six.
+is divided out in the norm's own weights: there a product is two nodes, elsewhere six, and nine where rows are turned.
 
 Owns: the nodes of such a product, of a look-up in such a table, and where a scaling is divided out. Does not own: which
 weights have this form (`quantise.py`), the scaling itself (`input_scaling.py`).
@@ -19,6 +19,7 @@ from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_ov
 from mirrorsd.export.weights.block_formats import InputScaling
 from mirrorsd.export.weights.block_quantisation import TOP_LEVEL
 from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
+from mirrorsd.export.weights.rotation import ROTATED, signs
 
 Factors = npt.NDArray[np.float32]
 
@@ -101,6 +102,8 @@ class IntegerProducts:
         if key not in self._rounded:
             factors, largest = (None, None) if scaling is None else (scaling.factors, scaling.largest)
             scaled = rows if factors is None else self._scaled(node, rows, factors)
+            if scaling is not None and scaling.is_rotated:
+                scaled = self._rotated(node, scaled)
             self._rounded[key] = self._round_alike(scaled, largest) if largest else self._round_by_row(scaled)
         return self._rounded[key]
 
@@ -151,6 +154,23 @@ class IntegerProducts:
         divided.outputs[0].shape = rows.shape
         self._insert_behind(rows, [divided])
         return divided.outputs[0]
+
+    def _rotated(self, node: ir.Node, rows: ir.Value) -> ir.Value:
+        """`rows` `[.., K]`, every `ROTATED` of a row's numbers turned into each other: a product with no single row."""
+        assert rows.shape is not None
+        kept, width = [0] * (len(rows.shape) - 1), int(rows.shape[-1])  # type: ignore[arg-type]
+        parts = add_constant(self._graph, f"parts.{width}", np.array([*kept, width // ROTATED, ROTATED], np.int64))
+        whole = add_constant(self._graph, f"whole.{width}", np.array([*kept, width], np.int64))
+        scale = [ir.AttrFloat32("alpha", ROTATED**-0.5)]
+        blocks = ir.Node("", "Reshape", [rows, parts], name=f"{node.name}_blocks")
+        matrix = add_constant(self._graph, "rotation", signs())
+        turned = ir.Node(_CONTRIB, "FusedMatMul", [blocks.outputs[0], matrix], scale, name=f"{node.name}_turned")
+        found = ir.Node("", "Reshape", [turned.outputs[0], whole], name=f"{node.name}_rotated")
+        for made in (blocks, turned, found):
+            made.outputs[0].name, made.outputs[0].type = made.name, rows.type
+        found.outputs[0].shape = rows.shape
+        self._insert_behind(rows, [blocks, turned, found])
+        return found.outputs[0]
 
     def _insert_behind(self, rows: ir.Value, nodes: list[ir.Node]) -> None:
         made_by = rows.producer()

@@ -106,8 +106,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
         source = lazy_weight(weight.const_value)
         by_output = source if node is None or _is_by_output(node) else source.transposed()
         scaling = self._scaling_of(weight)
-        factors = None if scaling is None else scaling.factors
-        return by_output if factors is None else by_output.times_columns(factors, " scaled")
+        return by_output if scaling is None else scaled_columns(by_output, scaling)
 
     def _pack_by_row(self, graph: ir.Graph, source: LazyWeight, *, is_turned: bool = False) -> list[ir.Value]:
         """Add int8 levels `[N, K]`, or turned `[K, N]`, and float32 scales `[N]`."""
@@ -276,6 +275,12 @@ def _replace(
 def _is_by_output(node: ir.Node) -> bool:
     """Say whether this product's weight lies as `[N, K]`."""
     return node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+
+
+def scaled_columns(weight: LazyWeight, scaling: InputScaling) -> LazyWeight:
+    """A weight `[N, K]` for rows that are scaled, and turned where they are."""
+    scaled = weight if scaling.factors is None else weight.times_columns(scaling.factors, " scaled")
+    return scaled.rotated() if scaling.is_rotated else scaled
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_nearest
+from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_nearest, scaled_columns
 from mirrorsd.export.stages.target import rescored
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import restore_rows
 from mirrorsd.export.weights.lazy_weight import Pack, stored_weight
+from mirrorsd.export.weights.rotation import rotate
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.registry import parts_of
 
@@ -84,12 +85,12 @@ class _Reading:
         form = chosen.for_width(width)
         _, pack = self.choose_pack(stored.name, form)
         scaling = self.formats.inputs.get(stored.name) if form.is_by_row else None
-        factors = None if scaling is None else scaling.factors
-        if factors is not None:
-            by_output = by_output.times_columns(factors, " scaled")
-        rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
-        if factors is not None:
-            rows /= torch.from_numpy(factors)
+        if scaling is not None:
+            by_output = scaled_columns(by_output, scaling)
+        restored = _restored(by_output.chunks(), width, form, pack, self.dtype)
+        rows = torch.from_numpy(rotate(restored) if scaling is not None and scaling.is_rotated else restored)
+        if scaling is not None and scaling.factors is not None:
+            rows /= torch.from_numpy(scaling.factors)
         return (rows.T.contiguous() if isinstance(module, Conv1D) else rows).to(dtype)
 
     def _choice(self, module: nn.Module, name: str) -> BlockChoice | None:

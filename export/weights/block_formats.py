@@ -108,10 +108,12 @@ class InputScaling:
         factors: float32 `[K]`: an input is divided by its factor, and the weight's column multiplied with it. None for
             inputs as they are.
         largest: The magnitude that stands for the last level, for all rows; None for each row's own largest.
+        is_rotated: Whether what is left is then turned (`rotation.py`), as the weight's columns are.
     """
 
     factors: NDArray[np.float32] | None
     largest: float | None = None
+    is_rotated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from mirrorsd.export.weights.rotation import rotate
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 
 Array = npt.NDArray[Any]
@@ -82,6 +83,14 @@ class LazyWeight(ir.LazyTensor):
             return ((rows * factors).astype(rows.dtype, copy=False) for rows in self.chunks())
 
         return LazyWeight(f"{self.key}{word}", self.dtype, tuple(self.shape.numpy()), chunks)
+
+    def rotated(self) -> "LazyWeight":
+        """The matrix `[N, K]` with its columns turned into each other (`rotation.py`)."""
+
+        def chunks() -> Iterator[Array]:
+            return (rotate(rows).astype(rows.dtype, copy=False) for rows in self.chunks())
+
+        return LazyWeight(f"{self.key} rotated", self.dtype, tuple(self.shape.numpy()), chunks)
 
     def _columns(self) -> Iterator[Array]:
         """Give strips of columns as rows; most matrices are one strip, so they are read once."""

@@ -329,10 +329,8 @@ class AutoSource(WindowSource):
         self._is_in_step, self._num_read = self._draft.has_text, None
         if self._choice.drafted_s:
             if num_missing and not self._choice.is_trial:
-                rounds = self._known.draft_seconds or self._fresh_seconds
-                self._choice.read_s = max(
-                    min(self._known.reading_seconds(num_missing), self._choice.drafted_s - rounds), 0.0
-                )
+                most = self._choice.drafted_s - (self._known.draft_seconds or self._fresh_seconds)
+                self._choice.read_s = max(min(self._known.reading_seconds(num_missing), most), 0.0)
             self._known.observe_drafting(self._choice.drafted_s, num_missing)
         if windows is not None:
             self._account.observe_window(windows.worth, self._speed, is_trial=self._choice.is_trial)
