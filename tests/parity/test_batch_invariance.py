@@ -17,6 +17,7 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.integer_choice import by_row
+from mirrorsd.export.weights.block_formats import InputScaling
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
@@ -29,6 +30,7 @@ FORMATS = {
     "int8": {"precision": "int8"},
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
     "int8-integers": {"precision": "int8", "is_integer": True},
+    "int8-integers-of-turned-rows": {"precision": "int8", "is_integer": True, "is_rotated": True},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
     "int4-scanned-head": {"precision": "int4", "is_scanned": True},
@@ -59,6 +61,7 @@ def open_session(
     *,
     is_scanned: bool = False,
     is_integer: bool = False,
+    is_rotated: bool = False,
     finer: tuple[str, ...] = (),
     threads: int = 2,
     **settings: Any,
@@ -69,7 +72,9 @@ def open_session(
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
-    formats = by_row(formats, {}, is_tied=False) if is_integer else formats
+    turned = [name for name in checkpoint.tensors if is_rotated and "down_proj" in name]
+    inputs = dict.fromkeys(turned, InputScaling(None, is_rotated=True))
+    formats = by_row(formats, inputs, is_tied=False) if is_integer else formats
     formats = formats.with_finer(finer)
     formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.export import integer_choice
-from mirrorsd.export.integer_choice import by_row, integers_are_faster
+from mirrorsd.export.integer_choice import by_row, integers_are_faster, rotated_width
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 
 EIGHT, FOUR = BlockChoice(bits=8), BlockChoice(bits=4)
@@ -56,7 +56,25 @@ class Products:
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread's own time is told in steps of 16 ms")
 def test_what_else_runs_here_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {True: (1, 12), False: (4, 0)}
+    monkeypatch.setattr(integer_choice, "_shapes", lambda _: [(128, 64)])
     monkeypatch.setattr(integer_choice, "_products", lambda _, choice: Products(*times[choice.is_by_row]))
     assert integers_are_faster({}, WeightFormats(layers=EIGHT))
     times[True], times[False] = times[False], times[True]
     assert not integers_are_faster({}, WeightFormats(layers=EIGHT))
+
+
+@pytest.mark.parametrize(("width", "milliseconds", "found"), [(128, 1, 128), (128, 9, 0), (64, 1, 0), (192 + 8, 1, 0)])
+def test_rows_are_turned_where_that_is_faster_than_blocks_and_they_have_several_parts(
+    monkeypatch: pytest.MonkeyPatch, width: int, milliseconds: int, found: int
+) -> None:
+    times = {True: (milliseconds, 0), False: (4, 0)}
+    monkeypatch.setattr(integer_choice, "_shapes", lambda _: [(64, 64), (width, 64)])
+    monkeypatch.setattr(
+        integer_choice, "_products", lambda _, choice, is_rotated=False: Products(*times[choice.is_by_row])
+    )
+    assert rotated_width({}, WeightFormats(layers=EIGHT)) == found
+
+
+def test_a_product_of_turned_rows_can_be_timed() -> None:
+    config = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    assert rotated_width(config, WeightFormats(layers=EIGHT)) in (0, 128)

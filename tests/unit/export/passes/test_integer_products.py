@@ -17,7 +17,7 @@ from mirrorsd.graphs import names
 
 Array = npt.NDArray[Any]
 
-WIDTH, WIDE, VOCABULARY = 48, 96, 40
+WIDTH, WIDE, VOCABULARY = 48, 256, 40
 FLOAT = ir.DataType.FLOAT
 
 
@@ -107,12 +107,15 @@ def run(model: ir.Model | Path, ids: list[int]) -> Array:
     options = ort.SessionOptions()
     options.add_session_config_entry(*names.EXACT_INTEGERS)
     (found,) = ort.InferenceSession(content, options, ["CPUExecutionProvider"]).run(
-        None, {names.INPUT_IDS: np.array([ids])}
+        None, {names.INPUT_IDS: np.array([ids], np.int64)}
     )
     return np.asarray(found)
 
 
-@pytest.mark.parametrize("inputs", [{}, SCALED], ids=["as they are", "scaled"])
+TURNED = SCALED | {"down": InputScaling(factors(WIDE // 2), is_rotated=True)}
+
+
+@pytest.mark.parametrize("inputs", [{}, SCALED, TURNED], ids=["as they are", "scaled", "turned"])
 def test_close_to_floats_and_every_row_has_the_same_bits(inputs: dict[str, InputScaling]) -> None:
     ids = [3, 17, 5, 39, 0, 21, 8]
     exact, found = run(layer(), ids), run(quantised(inputs), ids)
@@ -121,11 +124,12 @@ def test_close_to_floats_and_every_row_has_the_same_bits(inputs: dict[str, Input
         assert np.array_equal(run(quantised(inputs), ids[:size]), found[:size])
 
 
-def test_its_float_twin_has_the_rounded_weights_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", [SCALED, TURNED], ids=["scaled", "turned"])
+def test_its_float_twin_has_the_rounded_weights_alone(tmp_path: Path, inputs: dict[str, InputScaling]) -> None:
     """What is left between the twin and the floats is the weights' rounding: half of it at the most."""
     ids = [3, 17, 5, 39]
-    exact, integer = run(layer(), ids), run(quantised(SCALED), ids)
-    ir.save(quantised(SCALED), tmp_path / "stage.onnx")
+    exact, integer = run(layer(), ids), run(quantised(inputs), ids)
+    ir.save(quantised(inputs), tmp_path / "stage.onnx")
     with float32_copies(tmp_path, ["stage.onnx"]) as copies:
         twin = run(tmp_path / copies["stage.onnx"], ids)
     assert 0 < np.abs(twin - exact).mean() < np.abs(integer - exact).mean()
@@ -137,6 +141,11 @@ def test_factors_are_divided_out_where_that_is_free() -> None:
     assert operators.count("QuantizeLinear") == 3 and operators.count("Abs") == 2, "one range behind the norm"
     scaled = [node.name for node in quantised(SCALED).graph if node.name and node.name.endswith("_scaled")]
     assert len(scaled) == 1
+
+
+def test_rows_without_any_are_turned_too() -> None:
+    """An expert may get none."""
+    assert run(quantised(TURNED), []).shape == (0, VOCABULARY)
 
 
 def test_weights_of_one_key_are_equal_in_all_stages() -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from mirrorsd.export.weights import lazy_weight, stored_tensors
 from mirrorsd.export.weights.lazy_weight import LazyWeight, pack_rows, stored_weight
+from mirrorsd.export.weights.rotation import rotate
 from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.graphs.errors import ExportError
 
@@ -92,3 +93,14 @@ def test_a_file_that_shrinks_or_holds_integers_is_refused(tmp_path: Path, matrix
         stream.truncate(path.stat().st_size // 2)
     with pytest.raises(ExportError, match="'matrix' was read: it was changed during the export"):
         header["matrix"].read(torch.float32)
+
+
+def test_columns_that_are_turned_twice_are_as_they_were() -> None:
+    numbers = np.random.default_rng(0).standard_normal((5, 128)).astype(np.float32)
+    weight = LazyWeight("w", ir.DataType.FLOAT, numbers.shape, lambda: iter((numbers[:3], numbers[3:])))
+    turned = weight.rotated()
+    assert turned.key != weight.key and turned.shape == weight.shape
+    assert np.abs(turned.numpy() - numbers).max() > 1
+    np.testing.assert_allclose(turned.rotated().numpy(), numbers, atol=1e-5)
+    rows = np.random.default_rng(1).standard_normal((4, 128)).astype(np.float32)
+    np.testing.assert_allclose(rotate(rows) @ turned.numpy().T, rows @ numbers.T, atol=1e-4)
