@@ -131,7 +131,7 @@ def _products(
             name = f"{layer}.{number}"
             rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
             numbers = rng.standard_normal((width, num_rows), np.float32)
-            weight = LazyWeight(f"weight.{name}", rows.dtype, numbers.shape, partial(_only, numbers))
+            weight = LazyWeight(f"weight.{name}", ir.DataType.FLOAT, numbers.shape, partial(_only, numbers))
             inputs[weight.key] = InputScaling(None, is_rotated=is_rotated)
             product = ir.Node("", "MatMul", [rows, add_tensor(graph, weight.key, weight)], name=f"product.{name}")
             product.outputs[0].name, product.outputs[0].type = f"found.{name}", rows.type

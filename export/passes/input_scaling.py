@@ -70,6 +70,7 @@ def scaling_of(
 
     What is chosen is what the ranges of every second row do to the others. The error is that of the product's mean
     square. Behind a norm factors need no node, and one range may stand for all rows: what a norm gives has one size.
+    Where they are `is_rotated`, rows and weight are turned behind the factors.
     """
     half, spread, columns = _spread(rows[::2]), _spread(rows), _spread(weight)
     some = rows[1 :: max(2, len(rows) // _MOST_ROWS)]
@@ -81,9 +82,10 @@ def scaling_of(
         return float((apart**2).mean())
 
     def error(factors: Tensor, largest: float | None = None) -> float:
-        scaled = some / factors, few * factors
-        given = (torch.from_numpy(rotate(one.numpy())) for one in scaled) if is_rotated else scaled
-        return size(_products(*given, largest) - exact) / max(size(exact), 1e-30)
+        given, scaled = some / factors, few * factors
+        if is_rotated:
+            given, scaled = (torch.from_numpy(rotate(one.numpy())) for one in (given, scaled))
+        return size(_products(given, scaled, largest) - exact) / max(size(exact), 1e-30)
 
     found = [_factors(half, columns, share) for share in _SHARES]
     errors = [error(factors) for factors in found]
