@@ -7,7 +7,7 @@ Owns: measuring a layer's products in both forms, and the formats that follow. D
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -35,9 +34,10 @@ _TURNS, _LAYERS = 7, 2
 _ROWS = (1, 8)
 """A plain step, and a window of the usual length."""
 _LEAST_GAIN = 1.15
-"""Of the speed of a layer's products, for which rows are turned, as blocks keep more of the best tokens. Products of
-Qwen2.5-Coder-1.5B gain 1.22 (a pass of eight rows as much), 96.1 % of its best tokens stay for 96.6 %; those of
-SmolLM2-135M 1.13 (its pass 1.08), 95.3 % for 96.0 %."""
+"""Of the speed of a layer's products, for which rows are rotated, as blocks keep more of the best tokens
+(`bench/studies/weights/rotated_rows.py`, and `mirrorsd export` tells best tokens). Products of Qwen2.5-Coder-1.5B gain
+1.22 (a pass of eight rows as much), 96.1 % of its best tokens stay for 96.6 %; those of SmolLM2-135M 1.13 (its pass
+1.08), 95.3 % for 96.0 %."""
 
 
 def with_integer_products(job: PairJob, folder: Path) -> PairJob:
@@ -92,14 +92,22 @@ def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bo
 
 
 def rotated_width(config: Mapping[str, Any], formats: WeightFormats) -> int:
-    """How wide a layer's last product is, if turning its rows for a product of integers is worth it; else 0."""
+    """How wide a layer's last product is, if rotating its rows for a product of integers is worth it; else 0."""
+    return _shapes(config)[-1][0] if gain_of_rotation(config, formats) >= _LEAST_GAIN else 0
+
+
+def gain_of_rotation(config: Mapping[str, Any], formats: WeightFormats) -> float:
+    """How much faster a layer's products are where the last one's rows are rotated than where it is of blocks.
+
+    0 where its width has no two parts to rotate.
+    """
     assert formats.layers is not None
     (*others, last), integers = _shapes(config), replace(formats.layers, is_by_row=True)
     if last[0] % ROTATED or last[0] == ROTATED:
-        return 0
+        return 0.0
     sessions = [_products(others, integers), _products([last], formats.layers)]
-    of_others, of_blocks, turned = _seconds(*sessions, _products([last], integers, is_rotated=True))
-    return last[0] if of_others + of_blocks >= _LEAST_GAIN * (of_others + turned) else 0
+    of_others, of_blocks, rotated = _seconds(*sessions, _products([last], integers, is_rotated=True))
+    return (of_others + of_blocks) / (of_others + rotated)
 
 
 def _seconds(*sessions: ort.InferenceSession) -> list[float]:
@@ -131,7 +139,7 @@ def _products(
             name = f"{layer}.{number}"
             rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
             numbers = rng.standard_normal((width, num_rows), np.float32)
-            weight = LazyWeight(f"weight.{name}", ir.DataType.FLOAT, numbers.shape, partial(_only, numbers))
+            weight = LazyWeight(f"weight.{name}", ir.DataType.FLOAT, numbers.shape, partial(iter, (numbers,)))
             inputs[weight.key] = InputScaling(None, is_rotated=is_rotated)
             product = ir.Node("", "MatMul", [rows, add_tensor(graph, weight.key, weight)], name=f"product.{name}")
             product.outputs[0].name, product.outputs[0].type = f"found.{name}", rows.type
@@ -146,10 +154,6 @@ def _products(
     settings.intra_op_num_threads = 1
     ask_for_exact_integers(settings)
     return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
-
-
-def _only(numbers: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.float32]]:
-    yield numbers
 
 
 def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -11,12 +11,14 @@ method's speed is all tokens over the sum of each text's median time. The interv
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mirrorsd import GenerationConfig, MirrorPipeline, MirrorSession
 from mirrorsd.bench import runs
+from mirrorsd.runtime.policy import account
 
 _NUM_DRAWN = 2_000
 _OWN = "auto"
@@ -30,25 +32,33 @@ def main() -> None:
     parser.add_argument("--methods", default="plain,lookup,auto", help="separated by commas; plain and auto among them")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--with", dest="changed", metavar="NAME=VALUE", help="a number of account.py at another value")
     options = parser.parse_args()
+    if options.changed:
+        name, _, value = options.changed.partition("=")
+        account._BY = replace(account._BY, **{name: type(getattr(account._BY, name))(value)})
     prompts = runs.spread_prompts(options.prompts, options.count)
     rows = []
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
         for temperature in options.temperatures:
             config = runs.seeded(runs.text_config(options, temperature), 1)
-            seconds, tokens = measure(pipe, prompts, config, options.methods.split(","), options.repeats)
-            rows.append({"temperature": temperature, **compared(seconds, tokens)})
+            seconds, tokens, steps = measure(pipe, prompts, config, options.methods.split(","), options.repeats)
+            rows.append({"temperature": temperature, **compared(seconds, tokens), "steps": steps})
             print(rows[-1])
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(prompts), tokens=options.tokens)
+    report |= {"changed": options.changed} if options.changed else {}
     runs.finish(report | {"repeats": options.repeats, "ends": runs.ends(options), "rows": rows}, options.output)
 
 
 def measure(
     pipe: MirrorPipeline, prompts: Sequence[runs.Messages], config: GenerationConfig, methods: list[str], repeats: int
-) -> tuple[dict[str, list[float]], list[int]]:
-    """Median seconds of each text by method, and how many tokens each has; all methods must write the same."""
+) -> tuple[dict[str, list[float]], list[int], dict[str, float]]:
+    """Median seconds of each text by method, how many tokens each has, and steps of all texts in the mean repeat.
+
+    All methods must write the same.
+    """
     times: dict[str, list[list[float]]] = {method: [[] for _ in prompts] for method in methods}
-    tokens = [0] * len(prompts)
+    tokens, steps = [0] * len(prompts), dict.fromkeys(methods, 0.0)
     sessions = dict[str, MirrorSession]()
     for turn in range(repeats * len(prompts)):
         number, first = turn % len(prompts), turn % len(methods)
@@ -60,13 +70,14 @@ def measure(
         for method in (*methods[first:], *methods[:first]):
             settings = config.with_overrides({"method": method})
             text = sessions[method].generate(messages=prompts[number], config=settings)
+            steps[method] += text.stats.steps / repeats
             times[method][number].append(text.num_tokens / text.stats.tokens_per_second)
             found.add(tuple(text.token_ids))
             tokens[number] = text.num_tokens
         if len(found) > 1:
             raise SystemExit(f"the methods differ in the text of prompt {number}")
     _close(sessions)
-    return {method: [median(one) for one in texts] for method, texts in times.items()}, tokens
+    return {method: [median(one) for one in texts] for method, texts in times.items()}, tokens, steps
 
 
 def _close(sessions: dict[str, MirrorSession]) -> None:

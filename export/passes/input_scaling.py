@@ -3,7 +3,7 @@
 A few channels of a model's hidden states are far larger than all others, and one scale for a row would leave the others
 few levels. Dividing each channel by a factor that the weights are multiplied with moves some of that into the weights
 (SmoothQuant, arXiv 2211.10438). Which share of it is best differs by product, so each share is tried. Where the large
-channels are others in every row, turning them into their neighbours helps instead (`rotation.py`), and takes nodes.
+channels are others in every row, rotating them into their neighbours helps instead (`rotation.py`), and takes nodes.
 
 Owns: the factors, and whether one range may stand for all rows. Does not own: where they are divided out
 (`integer_products.py`), collecting the inputs (`aware_quantisation.py`).
@@ -42,7 +42,7 @@ def scale_inputs(
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
     Weights of one input get one and the same scaling. Those that would lose too much by row are left out, and those
-    that are `in_blocks` in any case. Inputs of `rotated_width` may be turned where that is enough. The LM head is not
+    that are `in_blocks` in any case. Inputs of `rotated_width` may be rotated where that is enough. The LM head is not
     left out: whether it loses too much is told beside them.
     """
     groups = [names for names in inputs.groups if names[0] not in in_blocks]
@@ -70,7 +70,7 @@ def scaling_of(
 
     What is chosen is what the ranges of every second row do to the others. The error is that of the product's mean
     square. Behind a norm factors need no node, and one range may stand for all rows: what a norm gives has one size.
-    Where they are `is_rotated`, rows and weight are turned behind the factors.
+    Where they are `is_rotated`, rows and weight are rotated behind the factors.
     """
     half, spread, columns = _spread(rows[::2]), _spread(rows), _spread(weight)
     some = rows[1 :: max(2, len(rows) // _MOST_ROWS)]

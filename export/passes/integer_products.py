@@ -2,7 +2,7 @@
 
 Sums of integers are exact, so that a row has the same bits in passes of any number of rows, and a processor multiplies
 eight rows in hardly more than the time of one. Behind a norm the numbers' range is known from the calibration text and
-is divided out in the norm's own weights: there a product is two nodes, elsewhere six, and nine where rows are turned.
+is divided out in the norm's own weights: there a product is two nodes, elsewhere six, and nine where rows are rotated.
 
 Owns: the nodes of such a product, of a look-up in such a table, and where a scaling is divided out. Does not own: which
 weights have this form (`quantise.py`), the scaling itself (`input_scaling.py`).
@@ -156,7 +156,7 @@ class IntegerProducts:
         return divided.outputs[0]
 
     def _rotated(self, node: ir.Node, rows: ir.Value) -> ir.Value:
-        """`rows` `[.., K]`, every `ROTATED` of a row's numbers turned into each other: a product with no single row."""
+        """`rows` `[.., K]`, every `ROTATED` of a row's numbers into each other: a product with no single row."""
         assert rows.shape is not None
         kept, width = [0] * (len(rows.shape) - 1), int(rows.shape[-1])  # type: ignore[arg-type]
         parts = add_constant(self._graph, f"parts.{width}", np.array([*kept, width // ROTATED, ROTATED], np.int64))
@@ -164,12 +164,12 @@ class IntegerProducts:
         scale = [ir.AttrFloat32("alpha", ROTATED**-0.5)]
         blocks = ir.Node("", "Reshape", [rows, parts], name=f"{node.name}_blocks")
         matrix = add_constant(self._graph, "rotation", signs())
-        turned = ir.Node(_CONTRIB, "FusedMatMul", [blocks.outputs[0], matrix], scale, name=f"{node.name}_turned")
-        found = ir.Node("", "Reshape", [turned.outputs[0], whole], name=f"{node.name}_rotated")
-        for made in (blocks, turned, found):
+        mixed = ir.Node(_CONTRIB, "FusedMatMul", [blocks.outputs[0], matrix], scale, name=f"{node.name}_mixed")
+        found = ir.Node("", "Reshape", [mixed.outputs[0], whole], name=f"{node.name}_rotated")
+        for made in (blocks, mixed, found):
             made.outputs[0].name, made.outputs[0].type = made.name, rows.type
         found.outputs[0].shape = rows.shape
-        self._insert_behind(rows, [blocks, turned, found])
+        self._insert_behind(rows, [blocks, mixed, found])
         return found.outputs[0]
 
     def _insert_behind(self, rows: ir.Value, nodes: list[ir.Node]) -> None:

@@ -278,7 +278,7 @@ def _is_by_output(node: ir.Node) -> bool:
 
 
 def scaled_columns(weight: LazyWeight, scaling: InputScaling) -> LazyWeight:
-    """A weight `[N, K]` for rows that are scaled, and turned where they are."""
+    """A weight `[N, K]` for rows that are scaled, and rotated where they are."""
     scaled = weight if scaling.factors is None else weight.times_columns(scaling.factors, " scaled")
     return scaled.rotated() if scaling.is_rotated else scaled
 

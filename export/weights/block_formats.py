@@ -108,7 +108,7 @@ class InputScaling:
         factors: float32 `[K]`: an input is divided by its factor, and the weight's column multiplied with it. None for
             inputs as they are.
         largest: The magnitude that stands for the last level, for all rows; None for each row's own largest.
-        is_rotated: Whether what is left is then turned (`rotation.py`), as the weight's columns are.
+        is_rotated: Whether what is left is then rotated (`rotation.py`), as the weight's columns are.
     """
 
     factors: NDArray[np.float32] | None

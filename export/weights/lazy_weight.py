@@ -85,7 +85,7 @@ class LazyWeight(ir.LazyTensor):
         return LazyWeight(f"{self.key}{word}", self.dtype, tuple(self.shape.numpy()), chunks)
 
     def rotated(self) -> "LazyWeight":
-        """The matrix `[N, K]` with its columns turned into each other (`rotation.py`)."""
+        """The matrix `[N, K]` with its columns rotated into each other (`rotation.py`)."""
 
         def chunks() -> Iterator[Array]:
             return (rotate(rows).astype(rows.dtype, copy=False) for rows in self.chunks())

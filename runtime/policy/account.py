@@ -39,7 +39,8 @@ class Constants:
     """Of every plain token, what goes into the credit: what trials may cost for ever. 0 and 0.04: 1.00."""
     most_kept: float = 8.0
     """Tokens of what a text has gained that may be lost again, so that bad luck does not end what pays on the whole.
-    0: 0.96 where a draft that is right in 7 of 10 cases is as slow as the target."""
+    0: 0.89 of the best method where a draft that is right in 7 of 10 cases is as slow as the target
+    (`python -m pytest tests/unit/runtime/decoding/test_auto.py -k promises`, which asks for 0.92 and fails with 4)."""
     covered_share: float = 0.5
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
@@ -50,7 +51,8 @@ class Constants:
     """Tokens that a head may lose in a text, so what a window of one that is tried may cost."""
     looks: int = 1000
     """Steps over which it is averaged what looking for windows gains. 300: 3 % more steps where a fifth of the tokens
-    repeat what was said, as texts that do so stand behind others that do not; 66: 9 %."""
+    repeat what was said, as texts that do so stand behind others that do not; 66: 9 %
+    (`bench/claims/best_method.py --with looks=300`)."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
 

@@ -30,7 +30,7 @@ FORMATS = {
     "int8": {"precision": "int8"},
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
     "int8-integers": {"precision": "int8", "is_integer": True},
-    "int8-integers-of-turned-rows": {"precision": "int8", "is_integer": True, "is_rotated": True},
+    "int8-integers-of-rotated-rows": {"precision": "int8", "is_integer": True, "is_rotated": True},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
     "int4-scanned-head": {"precision": "int4", "is_scanned": True},
@@ -72,8 +72,8 @@ def open_session(
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
-    turned = [name for name in checkpoint.tensors if is_rotated and "down_proj" in name]
-    inputs = dict.fromkeys(turned, InputScaling(None, is_rotated=True))
+    rotated = [name for name in checkpoint.tensors if is_rotated and "down_proj" in name]
+    inputs = dict.fromkeys(rotated, InputScaling(None, is_rotated=True))
     formats = by_row(formats, inputs, is_tied=False) if is_integer else formats
     formats = formats.with_finer(finer)
     formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats

@@ -51,12 +51,12 @@ def test_a_head_whose_best_logits_are_computed_again(
     assert {"QGemm", "GatherBlockQuantized", "ScatterElements"} <= nodes
 
 
-def test_rows_that_are_turned_before_a_product(
+def test_rows_that_are_rotated_before_a_product(
     make_checkpoint: Callable[..., Path], llama_pair: Any, tmp_path: Path, knows_integer_kernels: bool
 ) -> None:
     case = replace(CASES[0], sizes=CASES[0].sizes | {"intermediate_size": 192})
     parts = (make_checkpoint, llama_pair, tmp_path)
-    nodes = prove(case, *parts, is_invariant=knows_integer_kernels, is_scan=False, turned="down_proj")
+    nodes = prove(case, *parts, is_invariant=knows_integer_kernels, is_scan=False, rotated="down_proj")
     assert "FusedMatMul" in nodes
 
 
@@ -68,7 +68,7 @@ def prove(
     *,
     is_invariant: bool,
     is_scan: bool,
-    turned: str = "none",
+    rotated: str = "none",
 ) -> set[str]:
     """All that is to be proved of a family; returns the operators of its last stage."""
     checkpoint = open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target")
@@ -77,7 +77,7 @@ def prove(
     windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
     blocks = for_family(checkpoint, FORMATS["int8"])
     inputs, _ = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True), blocks.finer)
-    inputs |= {name: replace(scaling, is_rotated=True) for name, scaling in inputs.items() if turned in name}
+    inputs |= {name: replace(scaling, is_rotated=True) for name, scaling in inputs.items() if rotated in name}
     network = model.network
     is_tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
     formats = by_row(blocks, inputs, is_tied=is_tied, is_scan=is_scan)

@@ -65,23 +65,23 @@ def test_what_else_runs_here_does_not_choose(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread's own time is told in steps of 16 ms")
 @pytest.mark.parametrize(
-    ("width", "of_others", "turned", "found"),
+    ("width", "of_others", "rotated", "found"),
     [(128, 2, 4, 128), (128, 2, 6, 0), (128, 30, 4, 0), (64, 1, 1, 0), (200, 1, 1, 0)],
 )
-def test_rows_are_turned_where_the_layer_gains_enough_and_they_have_several_parts(
-    monkeypatch: pytest.MonkeyPatch, width: int, of_others: int, turned: int, found: int
+def test_rows_are_rotated_where_the_layer_gains_enough_and_they_have_several_parts(
+    monkeypatch: pytest.MonkeyPatch, width: int, of_others: int, rotated: int, found: int
 ) -> None:
     """Blocks take six milliseconds for each number of rows."""
 
     def products(shapes: Any, choice: BlockChoice, *, is_rotated: bool = False) -> Products:
         is_last = shapes == [(width, 64)]
-        return Products((turned if is_rotated else 6) if is_last else of_others, 0)
+        return Products((rotated if is_rotated else 6) if is_last else of_others, 0)
 
     monkeypatch.setattr(integer_choice, "_shapes", lambda _: [(64, 64), (width, 64)])
     monkeypatch.setattr(integer_choice, "_products", products)
     assert rotated_width({}, WeightFormats(layers=EIGHT)) == found
 
 
-def test_a_product_of_turned_rows_can_be_timed() -> None:
+def test_a_product_of_rotated_rows_can_be_timed() -> None:
     config = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     assert rotated_width(config, WeightFormats(layers=EIGHT)) in (0, 128)

@@ -25,14 +25,14 @@ def test_a_range_for_all_rows_is_for_rows_of_one_size() -> None:
     assert scaling_of(torch.randn(400, 32), torch.randn(64, 32), is_normed=False)[0].largest is None
 
 
-def test_numbers_that_are_loud_in_one_row_each_are_turned_into_their_neighbours() -> None:
+def test_numbers_that_are_loud_in_one_row_each_are_rotated_into_their_neighbours() -> None:
     """No factor helps there, as every channel is loud somewhere."""
     torch.manual_seed(0)
     rows, weight = torch.randn(512, 128), torch.randn(64, 128)
     rows[torch.arange(512), torch.arange(512) % 128] *= 40
-    scaled, turned = (scaling_of(rows, weight, is_normed=False, is_rotated=is_rotated) for is_rotated in (False, True))
-    assert (scaled[0].is_rotated, turned[0].is_rotated) == (False, True)
-    assert turned[1] < scaled[1] / 4
+    scaled, rotated = (scaling_of(rows, weight, is_normed=False, is_rotated=is_rotated) for is_rotated in (False, True))
+    assert (scaled[0].is_rotated, rotated[0].is_rotated) == (False, True)
+    assert rotated[1] < scaled[1] / 4
 
 
 def test_an_unused_channel_is_no_division_by_zero() -> None:

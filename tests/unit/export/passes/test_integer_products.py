@@ -112,10 +112,10 @@ def run(model: ir.Model | Path, ids: list[int]) -> Array:
     return np.asarray(found)
 
 
-TURNED = SCALED | {"down": InputScaling(factors(WIDE // 2), is_rotated=True)}
+ROTATED = SCALED | {"down": InputScaling(factors(WIDE // 2), is_rotated=True)}
 
 
-@pytest.mark.parametrize("inputs", [{}, SCALED, TURNED], ids=["as they are", "scaled", "turned"])
+@pytest.mark.parametrize("inputs", [{}, SCALED, ROTATED], ids=["as they are", "scaled", "rotated"])
 def test_close_to_floats_and_every_row_has_the_same_bits(inputs: dict[str, InputScaling]) -> None:
     ids = [3, 17, 5, 39, 0, 21, 8]
     exact, found = run(layer(), ids), run(quantised(inputs), ids)
@@ -124,7 +124,7 @@ def test_close_to_floats_and_every_row_has_the_same_bits(inputs: dict[str, Input
         assert np.array_equal(run(quantised(inputs), ids[:size]), found[:size])
 
 
-@pytest.mark.parametrize("inputs", [SCALED, TURNED], ids=["scaled", "turned"])
+@pytest.mark.parametrize("inputs", [SCALED, ROTATED], ids=["scaled", "rotated"])
 def test_its_float_twin_has_the_rounded_weights_alone(tmp_path: Path, inputs: dict[str, InputScaling]) -> None:
     """What is left between the twin and the floats is the weights' rounding: half of it at the most."""
     ids = [3, 17, 5, 39]

@@ -95,12 +95,12 @@ def test_a_file_that_shrinks_or_holds_integers_is_refused(tmp_path: Path, matrix
         header["matrix"].read(torch.float32)
 
 
-def test_columns_that_are_turned_twice_are_as_they_were() -> None:
+def test_columns_that_are_rotated_twice_are_as_they_were() -> None:
     numbers = np.random.default_rng(0).standard_normal((5, 128)).astype(np.float32)
     weight = LazyWeight("w", ir.DataType.FLOAT, numbers.shape, lambda: iter((numbers[:3], numbers[3:])))
-    turned = weight.rotated()
-    assert turned.key != weight.key and turned.shape == weight.shape
-    assert np.abs(turned.numpy() - numbers).max() > 1
-    np.testing.assert_allclose(turned.rotated().numpy(), numbers, atol=1e-5)
+    rotated = weight.rotated()
+    assert rotated.key != weight.key and rotated.shape == weight.shape
+    assert np.abs(rotated.numpy() - numbers).max() > 1
+    np.testing.assert_allclose(rotated.rotated().numpy(), numbers, atol=1e-5)
     rows = np.random.default_rng(1).standard_normal((4, 128)).astype(np.float32)
-    np.testing.assert_allclose(rotate(rows) @ turned.numpy().T, rows @ numbers.T, atol=1e-4)
+    np.testing.assert_allclose(rotate(rows) @ rotated.numpy().T, rows @ numbers.T, atol=1e-4)
