@@ -204,21 +204,24 @@ def _walk(run: DraftRun, texts: Sequence[Sequence[int]]) -> _Found:
     best: list[Array] = []
     accepted: list[list[int]] = []
     for text in texts:
-        ids, _ = run.forward(_chain(tuple(text)), 0, np.arange(len(text)))
-        best.append(ids[:, :, 0])
-        run.keep(len(text), 0)
-        pairs = ((text[:known], text[known : known + GAMMA]) for known in range(PROMPT_IDS, len(text) - 1))
-        accepted.append([_num_accepted(run, known, truth) for known, truth in pairs])
+        said = run.forward(_chain(tuple(text)), 0, np.arange(len(text)))[0][:, :, 0]
+        best.append(said)
+        accepted.append(_num_accepted(said, text, run.shape.num_streams))
     return _Found(np.concatenate(best), accepted)
 
 
-def _num_accepted(run: DraftRun, known: Sequence[int], truth: Sequence[int]) -> int:
-    def best_after(rows: Sequence[int], num_cached: int) -> list[list[int]]:
-        ids, _ = run.forward(_chain(tuple(rows)), num_cached, np.arange(len(rows)))
-        best: list[list[int]] = ids[:, :, 0].tolist()
-        return best
+def _num_accepted(said: Array, text: Sequence[int], num_streams: int) -> list[int]:
+    """Accepted tokens of each window, read off what is `said` `[T, 1+s]` behind the text's own rows.
 
-    return num_accepted(best_after, known, truth, run.shape.num_streams)
+    A window counts to its first wrong token, so that no pass behind a wrong one tells more.
+    """
+    rows: list[list[int]] = [*said.tolist(), *([said[-1].tolist()] * GAMMA)]  # a window may pass the text's end
+
+    def best_after(fed: Sequence[int], num_cached: int) -> list[list[int]]:
+        return rows[num_cached : num_cached + len(fed)]
+
+    places = range(PROMPT_IDS, len(text) - 1)
+    return [num_accepted(best_after, text[:at], text[at : at + GAMMA], num_streams) for at in places]
 
 
 def _chain(rows: tuple[int, ...]) -> Tree:
