@@ -35,8 +35,9 @@ from mirrorsd.graphs.manifest import Segment, VerifyResult
 Array = npt.NDArray[Any]
 
 ONNX_ERRORS = errors_of(onnxruntime_pybind11_state)
-SINGLE_ROWS, WINDOW, REJECTED = 20, 6, 3
-"""Passes of one row, rows of a window, and wrong ones behind it; a pass of a large model takes a second here."""
+SINGLE_ROWS, FED_WINDOWS, WINDOW, REJECTED = 8, 8, 6, 3
+"""Passes of one row, passes of a window, its rows, wrong ones behind every second: a large model's pass takes a second
+here."""
 _KEPT = ("present_conv.", "present_state.", names.FED)
 """How the outputs of recurrent layers begin."""
 _NEAR = 2e-3
@@ -141,19 +142,22 @@ def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
 
 
 def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
-    """Cover `ids`: half by one prefill, some row by row, the rest by windows whose end is rejected.
+    """Cover `ids`: half by one prefill, some row by row, some by windows whose end is rejected, the rest at once.
 
     A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` rolls back, and `num_rows` for states.
     """
     half = len(ids) // 2
     first_window = half + min(len(ids) // 4, SINGLE_ROWS)
+    behind = min(len(ids), first_window + FED_WINDOWS * WINDOW)
     yield Pass(0, ids[:half], half)
     for start in range(half, first_window):
         yield Pass(start, ids[start : start + 1], 1)
-    for number, start in enumerate(range(first_window, len(ids), WINDOW)):
-        kept = ids[start : start + WINDOW]
+    for number, start in enumerate(range(first_window, behind, WINDOW)):
+        kept = ids[start : min(start + WINDOW, behind)]
         wrong = ids[:REJECTED] if number % 2 else ()
         yield Pass(start, (*kept, *wrong), len(kept))
+    if behind < len(ids):
+        yield Pass(behind, ids[behind:], len(ids) - behind)
 
 
 @dataclass(slots=True)
@@ -253,20 +257,25 @@ class TargetRun:
         if not self._is_copied:
             return open_stage(self.bundle / file)
         with float32_copies(self.bundle, [file]) as copies:
-            return open_stage(self.bundle / copies[file], disabled_optimizers=["ConstantFolding"])
+            return open_stage(self.bundle / copies[file], is_copy=True)
 
 
-def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
-    """Open one exported stage on the CPU, on as many threads as PyTorch has, with further settings of the session.
+def open_stage(path: Path, *, is_copy: bool = False) -> ort.InferenceSession:
+    """Open one exported stage, or its float32 copy, on the CPU, on as many threads as PyTorch has.
+
+    A copy's weights are made floats one by one, at every run; it has no products of integers, for which ONNX Runtime
+    would rewrite them.
 
     Raises:
         ExportError: ONNX Runtime does not take it.
     """
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
-    ask_for_exact_integers(options)
+    if not is_copy:
+        ask_for_exact_integers(options)
+    kept = {"disabled_optimizers": ["ConstantFolding"]} if is_copy else {}
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
 Array = npt.NDArray[Any]
 
 _FLOATS = "floats"
+_AT_ONCE = 1 << 18
+"""Numbers of a file's blocks that are undone together: their parts stay in a processor's cache."""
 _ROUNDED_BITS = 9
 """A weight in 8 bits, and its share of the scale of 32."""
 
@@ -52,7 +54,7 @@ class GgufTensor(StoredTensor):
             yield torch.from_numpy(np.array(self.convert(self._floats(self.content)), np.float32)).to(dtype)
             return
         for rows in self._rows():
-            yield torch.from_numpy(np.array(self._floats(rows), np.float32)).to(dtype)
+            yield torch.from_numpy(np.ascontiguousarray(self._floats(rows), np.float32)).to(dtype)
 
     def _rows(self) -> Iterator[Array]:
         """The file's rows in order, some at a time: so many that their floats take `CHUNK_BYTES`."""
@@ -62,10 +64,19 @@ class GgufTensor(StoredTensor):
             yield np.ascontiguousarray(self.content[self.order[start : start + step]])
 
     def _floats(self, rows: Array) -> Array:
-        from gguf.quants import dequantize  # an optional package: other checkpoints do without it
+        """What `gguf.quants.dequantize` makes of `rows` `[..., bytes]`, in a third of its time: it takes 16 at once."""
+        from gguf import quants  # an optional package: other checkpoints do without it
 
-        floats: Array = dequantize(rows, self.kind)
-        return floats
+        if self.has_floats and self.dtype != "BF16":
+            return np.asarray(quants.dequantize(rows, self.kind))
+        form = getattr(quants, self.dtype)
+        form.init_grid()
+        row_bytes = rows.shape[-1]
+        flat, width = rows.reshape(-1, row_bytes), row_bytes // form.type_size * form.block_size
+        floats, step = np.empty((len(flat), width), np.float32), max(1, _AT_ONCE // width)
+        for start in range(0, len(flat), step):
+            floats[start : start + step] = form.dequantize_rows(flat[start : start + step])
+        return floats.reshape(*rows.shape[:-1], width)
 
     @property
     def blocks(self) -> BlockKind | None:

@@ -105,7 +105,8 @@ def quantised(inputs: dict[str, InputScaling], stage: str = "") -> ir.Model:
 def run(model: ir.Model | Path, ids: list[int]) -> Array:
     content = model if isinstance(model, Path) else ir.serde.serialize_model(model).SerializeToString()
     options = ort.SessionOptions()
-    options.add_session_config_entry(*names.EXACT_INTEGERS)
+    if not isinstance(model, Path):
+        options.add_session_config_entry(*names.EXACT_INTEGERS)
     (found,) = ort.InferenceSession(content, options, ["CPUExecutionProvider"]).run(
         None, {names.INPUT_IDS: np.array([ids])}
     )
