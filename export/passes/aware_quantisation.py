@@ -113,7 +113,7 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
         source = given[0]
         if not latest or latest[0][0] is not source:
             path = folder / f"{len(inputs.files)}.npy"
-            np.save(path, source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).numpy().astype(np.float16))
+            np.save(path, source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).half().numpy())
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]
         if any(source is normed for normed in from_norm):
