@@ -7,7 +7,7 @@ Does not own: any of those steps.
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -319,14 +319,15 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     )
     if options.draft_precision == IN_BLOCKS:
         check_ordinary(shape)
-    graph_of = partial(draft_graph, job.draft, shape, streams, context=job.context, num_input_ids=num_input_ids)
+    # Traced once, whether it is then written, packed in blocks or both.
+    graph_of = cache(partial(draft_graph, job.draft, shape, streams, context=job.context, num_input_ids=num_input_ids))
     report("export draft", 0.05)
     file, written = (
         (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
-        write_draft(graph_of(), draft_contract(shape), bundle / file, written)
+        write_draft(graph_of().clone(), draft_contract(shape), bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
         source=replace(job.draft.source, compared=compared),

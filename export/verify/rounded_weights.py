@@ -61,7 +61,7 @@ def stored_matrix(matrix: Tensor, chosen: BlockChoice | None, dtype: torch.dtype
     rows = _rounded(matrix, dtype).numpy()
     form = chosen.for_width(rows.shape[1])
     _, pack = round_to_nearest("", form)
-    return torch.from_numpy(_restored([rows], rows.shape[1], form, pack, dtype))
+    return torch.from_numpy(_restored([rows], rows.shape, form, pack, dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +81,13 @@ class _Reading:
             return stored.read(self.dtype).to(dtype)
         source = stored_weight(stored, self.dtype)
         by_output = source.transposed() if isinstance(module, Conv1D) else source
-        width = int(by_output.shape.numpy()[1])
-        form = chosen.for_width(width)
+        shape = tuple(int(size) for size in by_output.shape.numpy())
+        form = chosen.for_width(shape[1])
         _, pack = self.choose_pack(stored.name, form)
         scaling = self.formats.inputs.get(stored.name) if form.is_by_row else None
         if scaling is not None:
             by_output = scaled_columns(by_output, scaling)
-        restored = _restored(by_output.chunks(), width, form, pack, self.dtype)
+        restored = _restored(by_output.chunks(), shape, form, pack, self.dtype)
         rows = torch.from_numpy(rotate(restored) if scaling is not None and scaling.is_rotated else restored)
         if scaling is not None and scaling.factors is not None:
             rows /= torch.from_numpy(scaling.factors)
@@ -101,13 +101,17 @@ class _Reading:
         return self.formats.of_layer(name) if isinstance(module, nn.Linear | Conv1D) else None
 
 
-def _restored(chunks: Iterable[Array], width: int, form: BlockFormat, pack: Pack, dtype: torch.dtype) -> Array:
+def _restored(
+    chunks: Iterable[Array], shape: tuple[int, ...], form: BlockFormat, pack: Pack, dtype: torch.dtype
+) -> Array:
     compute = np.dtype(np.float16 if dtype == torch.float16 else np.float32)
-    parts = []
+    whole, start = np.empty(shape, np.float32), 0
     for rows in chunks:
         levels, scales, *zero_points = pack_as(pack, compute, rows)
-        parts.append(restore_rows((levels, scales.astype(np.float32), *zero_points), width, form.bits))
-    return np.concatenate(parts)
+        restored = restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
+        whole[start : start + len(restored)] = restored
+        start += len(restored)
+    return whole
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:

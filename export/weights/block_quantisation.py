@@ -73,9 +73,11 @@ def restore_rows(packed: tuple[Array, ...], width: int, bits: int) -> Array:
 def _round_by_row(rows: Array) -> tuple[Array, ...]:
     """Levels -127 to 127 of one scale a row; a row of zeros has the scale 0."""
     rows = rows.astype(np.float32, copy=False)
-    scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(TOP_LEVEL)
-    levels = np.rint(rows / np.where(scales > 0, scales, np.float32(1)))
-    return levels.clip(-TOP_LEVEL, TOP_LEVEL).astype(np.int8), scales
+    scales = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True)) / np.float32(TOP_LEVEL)
+    levels = rows / np.where(scales > 0, scales, np.float32(1))
+    np.rint(levels, out=levels)
+    np.clip(levels, -TOP_LEVEL, TOP_LEVEL, out=levels)
+    return levels.astype(np.int8), scales
 
 
 def _nibbles(packed: Array) -> Array:
