@@ -73,7 +73,8 @@ def _take_floats(graph: ir.Graph, product: ir.Node) -> None:
     kind, how = ("Gemm", [ir.AttrInt64("transB", 1)]) if is_by_output else ("MatMul", [])
     made = ir.Node("", kind, [_before_rounding(product), weights.outputs[0]], how, name=f"{product.name}_floats")
     weights.outputs[0].name = weights.name
-    graph.insert_before(product, [weights, made])
+    graph.insert_before(graph[0], weights)  # ONNX Runtime runs the first of a graph's free nodes last: when it must
+    graph.insert_before(product, made)
     by_row = [use.node for use in product.outputs[0].uses() if use.node.name == f"{product.name}_by_row"]
     take_over((by_row or [product])[0].outputs[0], made.outputs[0])
     graph.remove([*by_row, product], safe=True)
