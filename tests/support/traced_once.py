@@ -49,7 +49,8 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             key = key_of(module, contract, left_out=weights.values())
         if key is None:
             return trace(module, contract)
-        model = graphs.get(key, lambda: trace(module, contract).model)
+        with without_cached_shapes():
+            model = graphs.get(key, lambda: trace(module, contract).model)
         put_in(weights | {name: table for name, (_, _, table) in tables.items()}, model.graph)
         return ONNXProgram(model, None)
 
@@ -92,6 +93,15 @@ class Graphs:
                     ir.save(self._here[key], path.with_suffix(".part"))
                     path.with_suffix(".part").replace(path)
         return self._here[key].clone()
+
+
+@contextmanager
+def without_cached_shapes() -> Iterator[None]:
+    """Have PyTorch compute shapes anew: copies of kept ones take a fifth of a trace of two layers. Of more they pay."""
+    import torch._dynamo.config as settings
+
+    with settings.patch(fake_tensor_cache_enabled=False):
+        yield
 
 
 def list_operators_once(patch: pytest.MonkeyPatch) -> None:
