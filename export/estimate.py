@@ -32,11 +32,11 @@ _SECONDS_PER_BILLION = (85.0, 230.0)
 _LEAST_SECONDS = 10.0
 """Beside those. On two cores by the same study: 102 a billion (1 billion), 229 where the disk was slow (8 billion)."""
 _INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.9e9, 1.35
-_INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (60.0, 120.0), (120.0, 330.0)
-"""What products of integers take beside that: their inputs are collected from a text, their levels are mapped once more
-as blocks, and rows are compared with the floats'. By `/usr/bin/time -v mirrorsd export TARGET --draft DRAFT -o BUNDLE
---precision int8` on two cores: SmolLM2-135M 1.9 GB and 184 s (2.3 GB, 2 to 3 minutes are said), Qwen2.5-Coder-1.5B with
-its 0.5B 7.8 GB and 1,160 s (7.8 GB, 8 to 21 minutes). A GGUF file stays mapped all along, and counts beside."""
+_INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (50.0, 100.0), (100.0, 180.0)
+"""What products of integers take beside that: their inputs are collected from a text, and rows are compared with the
+floats'. By `/usr/bin/time -v mirrorsd export TARGET --draft DRAFT -o BUNDLE --precision int8` on two cores:
+SmolLM2-135M 1.9 GB and 140 s (2.3 GB, 1 to 3 minutes are said), Qwen2.5-Coder-1.5B with its 0.5B 7.3 GB and 587 s
+(7.8 GB, 7 to 16 minutes). A GGUF file stays mapped all along, and counts beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
