@@ -20,7 +20,8 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.verify.draft import CHAIN, DraftRun, LookUp, Tree, look_up_in
 from mirrorsd.export.verify.rounded_weights import as_stored
-from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.families.low_rank_head import SHARES_EMBEDDING
 from mirrorsd.graphs.draft_windows import GAMMA, num_accepted

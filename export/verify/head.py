@@ -19,7 +19,8 @@ from mirrorsd.export.checkpoints.head import HeadCheckpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.verify.comparison import Comparison
 from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
-from mirrorsd.export.verify.target import ONNX_ERRORS, Pass, TargetReference, TargetRun, plan_passes
+from mirrorsd.export.verify.target import ONNX_ERRORS, TargetReference, TargetRun
+from mirrorsd.export.verify.text_passes import Pass, plan_passes
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.families.heads import HeadChain, HeadNetwork
 from mirrorsd.families.heads.lending import lenders

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import divergences, log_softmax
-from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
 from mirrorsd.graphs.shipped_files import shipped

@@ -24,6 +24,7 @@ from mirrorsd.export.passes.upcast import float32_copies
 from mirrorsd.export.stages.target import ExitStage
 from mirrorsd.export.verify.comparison import Comparison, divergences, log_softmax
 from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
+from mirrorsd.export.verify.text_passes import Pass, plan_passes
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
 from mirrorsd.families.experts import watched_routers
 from mirrorsd.families.registry import parts_of
@@ -35,9 +36,6 @@ from mirrorsd.graphs.manifest import Segment, VerifyResult
 Array = npt.NDArray[Any]
 
 ONNX_ERRORS = errors_of(onnxruntime_pybind11_state)
-SINGLE_ROWS, FED_WINDOWS, WINDOW, REJECTED = 8, 8, 6, 3
-"""Passes of one row, passes of a window, its rows, wrong ones behind every second: a large model's pass takes a second
-here."""
 _KEPT = ("present_conv.", "present_state.", names.FED)
 """How the outputs of recurrent layers begin."""
 _NEAR = 2e-3
@@ -65,14 +63,6 @@ class TargetReference(NamedTuple):
     def compared(self, step: "Pass", layer: int) -> Array:
         """Which of the rows that a pass keeps are compared behind `layer` layers: `[R]`."""
         return np.flatnonzero(~self.unsure[layer, _rows(step)])
-
-
-class Pass(NamedTuple):
-    """Feed `ids` behind the first `start` cached rows; the first `num_kept` rows are compared and kept."""
-
-    start: int
-    ids: tuple[int, ...]
-    num_kept: int
 
 
 def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -> TargetReference:
@@ -139,25 +129,6 @@ def stored_reference(checkpoint: Checkpoint, plan: TargetPlan, ids: list[int]) -
 def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
     """One matrix of an adapter, which is stored like the head."""
     return stored_matrix(half, plan.formats.in_blocks.head, dtype)
-
-
-def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
-    """Cover `ids`: half by one prefill, some row by row, some by windows whose end is rejected, the rest at once.
-
-    A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` rolls back, and `num_rows` for states.
-    """
-    half = len(ids) // 2
-    first_window = half + min(len(ids) // 4, SINGLE_ROWS)
-    behind = min(len(ids), first_window + FED_WINDOWS * WINDOW)
-    yield Pass(0, ids[:half], half)
-    for start in range(half, first_window):
-        yield Pass(start, ids[start : start + 1], 1)
-    for number, start in enumerate(range(first_window, behind, WINDOW)):
-        kept = ids[start : min(start + WINDOW, behind)]
-        wrong = ids[:REJECTED] if number % 2 else ()
-        yield Pass(start, (*kept, *wrong), len(kept))
-    if behind < len(ids):
-        yield Pass(behind, ids[behind:], len(ids) - behind)
 
 
 @dataclass(slots=True)

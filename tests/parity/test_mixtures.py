@@ -26,7 +26,8 @@ from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.pair_job import plan_job
-from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel

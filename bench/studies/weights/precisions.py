@@ -34,7 +34,8 @@ from mirrorsd.export.verify.quality import (
     measure_quality,
     reference_choices,
 )
-from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs import names
 
 CONTEXT, PROMPT_ROWS = 512, 32

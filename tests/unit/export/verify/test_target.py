@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.export.bundle.target_graphs import TargetPlan
-from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs.contract import TargetShape
 from mirrorsd.graphs.manifest import Segment
 

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from mirrorsd.export.verify.draft import Tree
-from mirrorsd.export.verify.target import plan_passes
 from mirrorsd.export.verify.text import PARITY_TEXT, parity_ids
+from mirrorsd.export.verify.text_passes import plan_passes
 
 
 def _word_tokenizer(folder: Path) -> Path:
