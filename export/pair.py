@@ -327,7 +327,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
-        write_draft(graph_of().clone(), draft_contract(shape), bundle / file, written)
+        write_draft(graph_of(), draft_contract(shape), bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
         source=replace(job.draft.source, compared=compared),

@@ -19,14 +19,14 @@ class Pass(NamedTuple):
     num_kept: int
 
 
-def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
+def plan_passes(ids: tuple[int, ...], num_windows: int = _WINDOWS) -> Iterator[Pass]:
     """Cover `ids`: half by one prefill, some row by row, some by windows whose end is rejected, the rest at once.
 
     A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` rolls back, and `num_rows` for states.
     """
     half = len(ids) // 2
     first_window = half + min(len(ids) // 4, _SINGLE_ROWS)
-    behind = min(len(ids), first_window + _WINDOWS * _WINDOW)
+    behind = min(len(ids), first_window + num_windows * _WINDOW)
     yield Pass(0, ids[:half], half)
     for start in range(half, first_window):
         yield Pass(start, ids[start : start + 1], 1)
