@@ -4,7 +4,6 @@ Owns: the one call of `torch.onnx.export`, and putting lazy weights into its res
 graph passes, files.
 """
 
-import gc
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,8 +21,6 @@ from mirrorsd.graphs.errors import ExportError
 OPSET = 23
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}
 _EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
-_FEWER_COLLECTIONS = 40
-"""Graphs stay: looking for garbage as often as elsewhere takes a tenth of a trace."""
 
 
 def export_stage(module: nn.Module, contract: StageContract, weights: Mapping[str, LazyWeight]) -> ir.Model:
@@ -60,7 +57,7 @@ def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
         ExportError: PyTorch cannot export this model.
     """
     try:
-        with _silenced(), _few_collections(), torch.no_grad():
+        with _silenced(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 tuple(_example(spec) for spec in contract.inputs),
@@ -114,16 +111,6 @@ def _dynamic_axes(contract: StageContract) -> tuple[dict[int, object], ...]:
                 axes[-1][axis] = dim if is_new_name else torch.export.Dim.DYNAMIC
                 named.add(dim)
     return tuple(axes)
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    usual = gc.get_threshold()
-    gc.set_threshold(_FEWER_COLLECTIONS * usual[0], *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 @contextmanager

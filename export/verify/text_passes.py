@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _SINGLE_ROWS, _WINDOWS, _WINDOW, _REJECTED = 8, 8, 6, 3
 """Passes of one row, passes of a window, its rows, wrong ones behind every second: a large model's pass takes a second
-here."""
+here. Enough to find what `pytest tests/parity/test_broken_graphs.py` breaks."""
 
 
 class Pass(NamedTuple):

@@ -23,7 +23,8 @@ Array = npt.NDArray[Any]
 
 _FLOATS = "floats"
 _AT_ONCE = 1 << 18
-"""Numbers of a file's blocks that are undone together: their parts stay in a processor's cache."""
+"""Numbers of a file's blocks that are undone together: their parts stay in a processor's cache
+(`bench/studies/weights/gguf_speed.py`)."""
 _ROUNDED_BITS = 9
 """A weight in 8 bits, and its share of the scale of 32."""
 

@@ -49,7 +49,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             key = key_of(module, contract, left_out=weights.values())
         if key is None:
             return trace(module, contract)
-        with without_cached_shapes():
+        with few_collections(), without_cached_shapes():
             model = graphs.get(key, lambda: trace(module, contract).model)
         put_in(weights | {name: table for name, (_, _, table) in tables.items()}, model.graph)
         return ONNXProgram(model, None)
@@ -96,8 +96,19 @@ class Graphs:
 
 
 @contextmanager
+def few_collections() -> Iterator[None]:
+    """Look for garbage a fortieth as often: beside all that tests have imported, it takes a seventh of a trace."""
+    usual = gc.get_threshold()
+    gc.set_threshold(40 * usual[0], *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+@contextmanager
 def without_cached_shapes() -> Iterator[None]:
-    """Have PyTorch compute shapes anew: copies of kept ones take a fifth of a trace of two layers. Of more they pay."""
+    """Have PyTorch compute shapes anew: copies of kept ones, with symbols in them, take a fifth of a trace."""
     import torch._dynamo.config as settings
 
     with settings.patch(fake_tensor_cache_enabled=False):
