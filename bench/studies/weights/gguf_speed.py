@@ -33,7 +33,7 @@ def main() -> None:
     runs.finish({"file": options.file.name, "rows": rows}, options.output)
 
 
-def speeds(tensor: Any) -> dict[str, float]:
+def speeds(tensor: Any) -> dict[str, int]:
     """Of one tensor, by numbers at once."""
     found = {}
     for size in _AT_ONCE:
