@@ -33,6 +33,23 @@ def test_a_file_is_read_as_transformers_reads_it(write_gguf: WriteGguf) -> None:
     assert found.config["num_hidden_layers"] == 2 and found.eos_ids == (2,)
 
 
+def test_names_are_looked_for_without_asking_every_layer(
+    write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of all names is made for every module that is asked, and takes milliseconds."""
+    file, asked = write_gguf("Q4_0"), list[int]()
+    make_table = gguf.get_tensor_name_map
+
+    def counted(arch: Any, num_layers: int) -> Any:
+        asked.append(num_layers)
+        return make_table(arch, num_layers)
+
+    monkeypatch.setattr(gguf, "get_tensor_name_map", counted)
+    tensors = open_checkpoint(file, "target").tensors
+    assert asked == [2] * 6  # the whole, its head, the model, and its embedding, last norm and rotation
+    assert sum(".layers.1." in name for name in tensors) == 9
+
+
 def test_an_export_of_the_files_own_blocks_is_estimated_by_their_forms(write_gguf: WriteGguf) -> None:
     """A weight of Q4_1 takes 4 bits, and of each block 32 for the scale, 32 for the offset, 4 for the zero point."""
     file = write_gguf("Q4_1", mixed="F16", head="MXFP4")
