@@ -26,6 +26,7 @@ from time import perf_counter, sleep
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import psutil
 
 from mirrorsd import Cancelled, MirrorPipeline
@@ -201,8 +202,9 @@ def main() -> None:
             measured(soak) | ({f"served_{name}": number for name, number in served.counts.items()} if served else {})
         )
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(asked), tokens=options.tokens)
-    runs.finish(report | {"minutes": options.minutes, "rounds": rows, "ends": runs.ends(options)}, options.output)
-    print(rows[-1])
+    report |= {"minutes": options.minutes, "ends": runs.ends(options), "growth": growth(rows[:-1])}
+    runs.finish(report | {"rounds": rows}, options.output)
+    print(rows[-1], f"memory grew by {100 * report['growth']:.2f} %", sep="\n")
     if any(number for name, number in rows[-1].items() if name.endswith(("different", "failed"))):
         raise SystemExit(1)
 
@@ -213,6 +215,19 @@ def measured(soak: Soak) -> dict[str, Any]:
     files = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
     memory = round(process.memory_info().rss / 1e6, 1)
     return {**soak.counts, "rss_mb": memory, "threads": process.num_threads(), "files": files}
+
+
+def growth(rows: Sequence[dict[str, Any]]) -> float:
+    """By what share the memory of this process grows from the end of the first tenth of rounds, a warm-up, to the last.
+
+    It is that of a straight line through the rounds, as caches that are saved and joint passes make it go up and down.
+
+    >>> growth([{"rss_mb": 50.0}, *({"rss_mb": 100.0 + size} for size in range(10))])
+    0.09
+    """
+    after = [row["rss_mb"] for row in rows[len(rows) // 10 :]]
+    rise, start = np.polyfit(range(len(after)), after, 1) if len(after) > 1 else (0.0, after[0])
+    return round(float(rise * (len(after) - 1) / start), 4)
 
 
 def fail_next_pass(pipe: MirrorPipeline) -> None:
