@@ -94,6 +94,7 @@ class DecoderParts:
     norm: nn.Module
     lm_head: nn.Linear
     num_heads: int
+    hidden_size: int
     rotary: nn.Module | None = None
     rotary_types: tuple[str, ...] | None = None
     logit_scale: LogitScale = LogitScale()
@@ -123,6 +124,7 @@ def general_parts(model: Any) -> DecoderParts:
         norm=decoder.norm,
         lm_head=model.lm_head,
         num_heads=model.config.num_attention_heads,
+        hidden_size=model.config.hidden_size,
         rotary=decoder.rotary_emb,
     )
 
@@ -144,6 +146,7 @@ def lfm2_parts(model: Any) -> DecoderParts:
         norm=decoder.embedding_norm,
         lm_head=model.lm_head,
         num_heads=config.num_attention_heads,
+        hidden_size=config.hidden_size,
         rotary=decoder.rotary_emb,
         rotary_types=tuple(config.layer_types) if has_kinds else None,
         mixers={n: ShortConv(layer.conv) for n, layer in enumerate(decoder.layers) if not layer.is_attention_layer},
@@ -178,6 +181,7 @@ def gpt2_parts(model: Any) -> DecoderParts:
         norm=decoder.ln_f,
         lm_head=model.lm_head,
         num_heads=model.config.num_attention_heads,
+        hidden_size=model.config.hidden_size,
     )
 
 
@@ -192,6 +196,7 @@ def opt_parts(model: Any) -> DecoderParts:
         norm=_chain(decoder.final_layer_norm, decoder.project_out),
         lm_head=model.lm_head,
         num_heads=model.config.num_attention_heads,
+        hidden_size=model.config.hidden_size,
     )
 
 

@@ -8,7 +8,8 @@ the plain one of the same settings alone, every cancelled one with its beginning
 pass fails, the disk is full or slow, and the clock jumps. In the last round a joint pass fails.
 
 Meanwhile clients ask a server of the same bundle, which is killed and started anew (`serving/soak.py`; `--no-server`
-leaves them out). Exit code 1: a text differed, or a request failed without a fault of the soak's.
+leaves them out). `--kill-every 0` lets it live, so that its memory is watched too. Exit code 1: a text differed, or a
+request failed without a fault of the soak's.
 """
 
 import errno
@@ -43,7 +44,6 @@ _CANCELLED, _REOPENED, _RELOADED = 0.1, 0.1, 0.2
 """Shares of requests that are cancelled, and behind which a session is opened anew or reads its cache from a file."""
 _FAULTS = {"draft": 1e-3, "pass": 2e-4, "full disk": 0.05, "slow disk": 0.05, "clock": 0.01}
 """Shares of the draft's runs, of passes, of files and of looks at the clock that a fault befalls."""
-_ROUNDS_PER_KILL = 5
 _OWN = "a fault of the soak's"
 
 
@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-server", action="store_true")
+    parser.add_argument("--kill-every", type=int, default=5, metavar="ROUNDS", help="0 never kills the server")
     options = parser.parse_args()
     few_arenas()  # as in a server's process
     prompts = runs.spread_prompts(options.prompts, options.count)
@@ -194,7 +195,7 @@ def main() -> None:
                 soak.round(sessions, asked)
                 rows.append(measured(soak) | (served.measured() if served else {}))
                 runs.print_rows(rows[-1:], tuple(rows[-1]))
-                if served and len(rows) % _ROUNDS_PER_KILL == 0:
+                if served and options.kill_every and len(rows) % options.kill_every == 0:
                     served.kill()
         fail_next_pass(pipe)
         soak.round(sessions, asked)
@@ -202,9 +203,12 @@ def main() -> None:
             measured(soak) | ({f"served_{name}": number for name, number in served.counts.items()} if served else {})
         )
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(asked), tokens=options.tokens)
-    report |= {"minutes": options.minutes, "ends": runs.ends(options), "growth": growth(rows[:-1])}
+    grown = {"growth": growth(rows[:-1])}
+    if served and not options.kill_every:
+        grown["served_growth"] = growth(rows[:-1], "served_rss_mb")
+    report |= {"minutes": options.minutes, "kill_every": options.kill_every, "ends": runs.ends(options)} | grown
     runs.finish(report | {"rounds": rows}, options.output)
-    print(rows[-1], f"memory grew by {100 * report['growth']:.2f} %", sep="\n")
+    print(rows[-1], *(f"{name}: {100 * share:.2f} % of memory" for name, share in grown.items()), sep="\n")
     if any(number for name, number in rows[-1].items() if name.endswith(("different", "failed"))):
         raise SystemExit(1)
 
@@ -217,15 +221,15 @@ def measured(soak: Soak) -> dict[str, Any]:
     return {**soak.counts, "rss_mb": memory, "threads": process.num_threads(), "files": files}
 
 
-def growth(rows: Sequence[dict[str, Any]]) -> float:
-    """By what share the memory of this process grows from the end of the first tenth of rounds, a warm-up, to the last.
+def growth(rows: Sequence[dict[str, Any]], name: str = "rss_mb") -> float:
+    """By what share a process's memory grows from the end of the first tenth of rounds, a warm-up, to the last.
 
     It is that of a straight line through the rounds, as caches that are saved and joint passes make it go up and down.
 
     >>> growth([{"rss_mb": 50.0}, *({"rss_mb": 100.0 + size} for size in range(10))])
     0.09
     """
-    after = [row["rss_mb"] for row in rows[len(rows) // 10 :]]
+    after = [row[name] for row in rows[len(rows) // 10 :]]
     rise, start = np.polyfit(range(len(after)), after, 1) if len(after) > 1 else (0.0, after[0])
     return round(float(rise * (len(after) - 1) / start), 4)
 

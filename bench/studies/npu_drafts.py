@@ -32,7 +32,7 @@ from mirrorsd.devices.openvino.npu_request import HostParts
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.checkpoints.loading import Streams, draft_shape
 from mirrorsd.export.passes.graph_passes import optimise_draft
-from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.families.registry import parts_of
@@ -143,7 +143,7 @@ def written(draft: Draft, folder: Path) -> DraftEntry:
     contract = draft_contract(shape)
     model.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(parts_of(model), contract, shape, streams=streams, context=2048, num_input_ids=STAND_IN_VOCAB)
-    graph = optimise_draft(export_stage(stage, contract, {}))
+    graph = optimise_draft(export_stage(stage, contract, Weights()))
     write_draft(graph, contract, folder / "draft.xml", "fp32")
     source = SourceModel(name="random", family="llama", licence="none", num_parameters=0)
     buckets = tuple(DraftBucket(rows=rows, tips=tips) for rows, tips in BUCKETS)

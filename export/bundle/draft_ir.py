@@ -13,7 +13,7 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.passes.graph_passes import optimise_draft
-from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.families.registry import parts_of
@@ -37,7 +37,7 @@ def draft_graph(
     stage = DraftStage(
         parts_of(model.network), contract, shape, streams=streams, context=context, num_input_ids=num_input_ids
     )
-    return optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
+    return optimise_draft(export_stage(stage, contract, Weights(model.lazy_weights)))
 
 
 def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precision: str) -> None:

@@ -18,7 +18,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.graph_passes import optimise_head, optimise_stage
 from mirrorsd.export.passes.quantise import ChoosePack, round_to_nearest
 from mirrorsd.export.passes.spare_row import SPARE_ROWS
-from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.stages.attention import GQA_ATTENTION
 from mirrorsd.export.stages.head import HeadStage
 from mirrorsd.export.stages.recurrence import RecurrenceStage
@@ -147,20 +147,21 @@ def write_target(
         ExportError: there is not enough space for the weights.
     """
     (bundle / names.TARGET_FOLDER).mkdir(exist_ok=True)
+    weights = Weights(model.lazy_weights)
     builders: dict[str, Callable[[], ir.Model]] = {
-        **{stage.name: partial(segment_graph, model, plan, stage) for stage in plan.segments},
-        **{point.name: partial(exit_graph, model, plan, point) for point in plan.exits},
-        **{head.name: partial(head_graph, model, plan, head) for head in plan.heads},
+        **{stage.name: partial(segment_graph, model, weights, plan, stage) for stage in plan.segments},
+        **{point.name: partial(exit_graph, model, weights, plan, point) for point in plan.exits},
+        **{head.name: partial(head_graph, model, weights, plan, head) for head in plan.heads},
     }
     if plan.shape.recurrent is not None:
-        builders[names.RECURRENCE] = partial(recurrence_graph, model, plan)
+        builders[names.RECURRENCE] = partial(recurrence_graph, model, weights, plan)
     graphs = {}
     for name, build in builders.items():
         if journal.get(name) is None:
             on_share(f"the graph of {name}", 0.0)
             graphs[name] = build()
-    with WeightsFile(bundle / names.WEIGHTS_FILE, journal.get(WEIGHTS)) as weights:
-        writing = _Writing(weights, journal, weights.missing_bytes(graphs.values()), on_share)
+    with WeightsFile(bundle / names.WEIGHTS_FILE, journal.get(WEIGHTS)) as file:
+        writing = _Writing(file, journal, file.missing_bytes(graphs.values()), on_share)
         check_space(bundle, writing.total)
         for name, graph in graphs.items():
             writing.write(name, graph, bundle / names.stage_file(name))
@@ -194,7 +195,7 @@ class _Writing:
         self.recorded = self.written
 
 
-def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) -> ir.Model:
+def segment_graph(model: WeightlessModel, weights: Weights, plan: TargetPlan, segment: Segment) -> ir.Model:
     """Export one segment; a segment over all layers is the whole target as one graph."""
     model.network.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
@@ -208,38 +209,38 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
         num_rescored=plan.formats.num_rescored,
         **span,
     )
-    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    graph = export_stage(stage, contract, weights)
     vocab_size, has_spare_rows = plan.shape.vocab_size, plan.spare_rows > 0
     return optimise_stage(graph, plan.formats, vocab_size, plan.choose_pack, has_spare_rows=has_spare_rows)
 
 
-def recurrence_graph(model: WeightlessModel, plan: TargetPlan) -> ir.Model:
+def recurrence_graph(model: WeightlessModel, weights: Weights, plan: TargetPlan) -> ir.Model:
     """Export what runs the states of recurrent layers over accepted rows."""
     contract = recurrence_contract(plan.shape)
     stage = RecurrenceStage(parts_of(model.network), contract)
-    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    graph = export_stage(stage, contract, weights)
     return optimise_stage(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack)
 
 
-def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:
+def exit_graph(model: WeightlessModel, weights: Weights, plan: TargetPlan, point: Exit) -> ir.Model:
     """Export one exit; its adapter is stored like the head, what else it has as in the suffix.
 
     Its own logits are those of the scan, if there is one.
     """
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
-    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    graph = export_stage(stage, contract, weights)
     shared = {name: layer for name in plan.formats.inputs if (layer := plan.formats.of_layer(name)) is not None}
     formats = replace(plan.formats, layers=plan.formats.in_blocks.head, finer={**plan.formats.finer, **shared})
     return optimise_stage(graph, formats, plan.shape.vocab_size, plan.choose_pack)
 
 
-def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -> ir.Model:
+def head_graph(model: WeightlessModel, weights: Weights, plan: TargetPlan, head: HeadCheckpoint) -> ir.Model:
     """Export one drafting head; its weights are stored like the LM head, and what it borrows is the target's own."""
     contract = head_contract(plan.shape, head.shape, head.name)
     network = head.network(model.network, getattr(torch, plan.shape.dtype))
     stage = HeadStage(network, contract, head.shape)
-    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    graph = export_stage(stage, contract, weights)
     borrowed = lent_by(model.network, network).items()
     layers = [parameter for name, parameter in borrowed if name.startswith("layers.")]
     lent = {name: plan.formats.of_layer(name) for name in (model.stored[id(parameter)].name for parameter in layers)}

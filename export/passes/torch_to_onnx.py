@@ -5,39 +5,63 @@ graph passes, files.
 """
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
 from mirrorsd.export.passes.graph_edits import add_tensor
+from mirrorsd.export.passes.stamping import calls_of, likeness, stamp
+from mirrorsd.export.stages.layer import Layer
 from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
-from mirrorsd.graphs.contract import StageContract, TensorSpec
+from mirrorsd.graphs.contract import Dim, StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
 
 OPSET = 23
-_EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}
+_EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7}
 _EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 
 
-def export_stage(module: nn.Module, contract: StageContract, weights: Mapping[str, LazyWeight]) -> ir.Model:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What becomes of a model's parameters in its graphs, and the layers that were traced for these.
+
+    `of` names, of a module, those parameters that need no numbers.
+    """
+
+    of: Callable[[nn.Module], Mapping[str, LazyWeight]] = lambda module: {}
+    traced: dict[str, ir.Model] = field(default_factory=dict)
+
+
+def export_stage(module: nn.Module, contract: StageContract, weights: Weights) -> ir.Model:
     """Export `module`, whose inputs and outputs are those of `contract`, in its order.
 
     Symbolic dimensions of the contract stay symbolic.
 
     Args:
-        module: The stage; parameters named in `weights` need no numbers.
+        module: The stage; its `layers`, if it has any, are traced by themselves, those that are alike once.
         contract: Its inputs and outputs.
-        weights: What becomes of these parameters in the graph.
+        weights: What becomes of its parameters in the graph.
 
     Raises:
         ExportError: PyTorch cannot export this model.
     """
     program = trace(module.eval(), contract)
-    _put_in(weights, program.model.graph)
+    layers: dict[str, Layer] = {layer.name: layer for layer in getattr(module, "layers", ())}
+    for call, name in calls_of(program.model.graph):
+        traced = _traced(layers[name], weights.traced)
+        stamp(call, layers[name], traced)
+        program.model.opset_imports.update(traced.opset_imports)
+    of_layers = (
+        {layer.name + name: weight for name, weight in weights.of(layer.module).items()} for layer in layers.values()
+    )
+    _put_in(dict(ChainMap(dict(weights.of(module)), *of_layers)), program.model.graph)
     program.optimize()
     model = program.model
     model.graph.name = contract.name
@@ -48,6 +72,18 @@ def export_stage(module: nn.Module, contract: StageContract, weights: Mapping[st
     for value in (*values, *model.graph.initializers.values()):
         value.metadata_props.clear()
     return model
+
+
+def _traced(layer: Layer, traced: dict[str, ir.Model]) -> ir.Model:
+    """The graph of a layer, from one that is like it if there was one."""
+    layer.module.eval()
+    key = likeness(layer)
+    if key in traced:
+        return traced[key]
+    found: ir.Model = trace(layer.module, layer.contract).model
+    if key is not None:
+        traced[key] = found
+    return found
 
 
 def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
@@ -94,8 +130,20 @@ def _put_in(weights: Mapping[str, LazyWeight], graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
+def _size(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The number that stands for a size in an example: "C+2*N" is a sum of products.
+
+    >>> _size("C+2*N", {"C": 24, "N": 7})
+    38
+    """
+    if isinstance(dim, int):
+        return dim
+    products = ([int(word) if word.isdigit() else sizes[word] for word in term.split("*")] for term in dim.split("+"))
+    return sum(math.prod(product) for product in products)
+
+
 def _example(spec: TensorSpec) -> Tensor:
-    shape = tuple(_EXAMPLE_SIZES[d] if isinstance(d, str) else d for d in spec.shape)
+    shape = tuple(_size(dim, _EXAMPLE_SIZES) for dim in spec.shape)
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 
 

@@ -1,10 +1,10 @@
 """The two attention functions that Hugging Face's layers call while a stage is exported.
 
-Owns: how attention is written in the graphs, and the objects that carry caches through HF's layers.
+Owns: how attention is written in the graphs, and the objects that carry a cache through an HF layer.
 Does not own: the layers, rotary positions, or which layers a stage has.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,31 +21,30 @@ _BEFORE_SINK = 4
 
 
 @dataclass(slots=True)
-class SegmentCaches:
-    """Share-buffer caches of one segment, by absolute layer number; each tensor is `[1, kvh, C, hd]`.
+class SharedCache:
+    """The share-buffer cache of a target's layer, before and after a pass; each tensor is `[1, kvh, C, hd]`.
 
-    `context` is the most rows that they will ever hold.
+    `context` is the most rows that it will ever hold.
     """
 
-    past: dict[int, KeyValue]
+    past: KeyValue
     seqlens_k: Tensor
     total_length: Tensor
     context: int
-    present: dict[int, KeyValue] = field(default_factory=dict)
+    present: tuple[Tensor, ...] = ()
 
 
 @dataclass(slots=True)
-class TreeCaches:
-    """What one draft pass attends to: `past` `[1, kvh, C, hd]` by layer, and the score bias for the rows at hand.
+class TreeCache:
+    """What a draft's layer attends to: `past` `[1, kvh, C, hd]`, and the score bias for the rows at hand.
 
-    `bias` is `[1, 1, T, C+T]` for `T` rows in flight, already repeated for the query heads of a group;
-    the first `num_rows` of them are main rows, whose keys and values are kept in `new`.
+    `bias` is `[1, 1, T, C+T]` for `T` rows in flight, already repeated for the query heads of a group. `new` are the
+    keys and values of all these rows.
     """
 
-    past: dict[int, KeyValue]
-    num_rows: int
+    past: KeyValue
     bias: Tensor
-    new: dict[int, KeyValue] = field(default_factory=dict)
+    new: tuple[Tensor, ...] = ()
 
 
 def gqa_attention(
@@ -55,7 +54,7 @@ def gqa_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    caches: SegmentCaches,
+    cache: SharedCache,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -64,13 +63,13 @@ def gqa_attention(
     """Emit one `com.microsoft::GroupQueryAttention` over share-buffer caches.
 
     Args:
-        module: HF's attention module; its `layer_idx` picks the cache.
+        module: HF's attention module, unused.
         query: `[1, heads, S, hd]`, already rotated.
         key: `[1, kvh, S, hd]`, already rotated.
         value: `[1, kvh, S, hd]`.
         attention_mask: Unused, attention is causal behind `seqlens_k`.
         scaling: Factor on the scores.
-        caches: Where past keys and values come from and present ones go.
+        cache: Where past keys and values come from and present ones go.
         sliding_window: Rows that a row sees, itself included; None for all before it.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
         s_aux: A sink `[heads]`: a score of each head that takes its share and gives nothing; None for none.
@@ -78,16 +77,15 @@ def gqa_attention(
     Returns:
         `[1, S, heads, hd]` and None (HF's place for attention weights).
     """
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
     num_heads, num_rows, head_dim = query.shape[1:]
-    past_key, past_value = caches.past[layer]
+    past_key, past_value = cache.past
     attributes: dict[str, Any] = {
         "num_heads": num_heads,
         "kv_num_heads": key.shape[1],
         "scale": float(scaling),
         "do_rotary": 0,
     }
-    if sliding_window is not None and sliding_window < caches.context:
+    if sliding_window is not None and sliding_window < cache.context:
         attributes["local_window_size"] = sliding_window
     if softcap is not None:
         attributes["softcap"] = softcap
@@ -95,13 +93,13 @@ def gqa_attention(
     sink = () if s_aux is None else (*(None,) * _BEFORE_SINK, s_aux)
     attended, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        (*rows, past_key, past_value, caches.seqlens_k, caches.total_length, *sink),
+        (*rows, past_key, past_value, cache.seqlens_k, cache.total_length, *sink),
         attributes,
         dtypes=(query.dtype,) * 3,
         shapes=((1, num_rows, num_heads * head_dim), past_key.shape, past_value.shape),
         version=1,
     )
-    caches.present[layer] = (present_key, present_value)
+    cache.present = (present_key, present_value)
     return attended.reshape(1, num_rows, num_heads, head_dim), None
 
 
@@ -116,31 +114,30 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    caches: TreeCaches,
+    cache: TreeCache,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend to the cache and to the rows in flight, in standard operators with an explicit bias.
 
-    Scores of both are joined, the caches themselves are never copied. A draft's sliding window never ends within the
+    Scores of both are joined, the cache itself is never copied. A draft's sliding window never ends within the
     context (`pair.py` sees to that), so it plays no part here.
 
     Args:
-        module: HF's attention module; its `layer_idx` picks the cache.
+        module: HF's attention module, unused.
         query: `[1, heads, T, hd]`, already rotated.
         key: `[1, kvh, T, hd]`, already rotated.
         value: `[1, kvh, T, hd]`.
-        attention_mask: Unused, `caches.bias` says who sees whom.
+        attention_mask: Unused, `cache.bias` says who sees whom.
         scaling: Factor on the scores.
-        caches: Past keys and values, and where this pass's own ones go.
+        cache: Past keys and values, and where this pass's own ones go.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
 
     Returns:
         `[1, T, heads, hd]` and None.
     """
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    past_key, past_value = caches.past[layer]
-    caches.new[layer] = (key[:, :, : caches.num_rows], value[:, :, : caches.num_rows])
+    past_key, past_value = cache.past
+    cache.new = (key, value)
     kv_heads, num_rows, head_dim = key.shape[1:]
     num_heads, capacity = query.shape[1], past_key.shape[2]
     grouped = (query * scaling).reshape(1, kv_heads, num_heads // kv_heads * num_rows, head_dim)
@@ -149,7 +146,7 @@ def tree_attention(
     scores = torch.cat((over_cache, over_rows), dim=-1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = torch.softmax(scores + caches.bias, dim=-1)
+    weights = torch.softmax(scores + cache.bias, dim=-1)
     attended = weights[..., :capacity] @ past_value + weights[..., capacity:] @ value
     return attended.reshape(1, num_heads, num_rows, head_dim).transpose(1, 2), None
 

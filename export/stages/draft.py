@@ -9,15 +9,30 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mirrorsd.export.checkpoints.loading import Streams
-from mirrorsd.export.stages.attention import TreeCaches
+from mirrorsd.export.stages.attention import TreeCache
+from mirrorsd.export.stages.layer import Layer, flowing_inputs, layer_contract, layer_inputs, of_layer
 from mirrorsd.export.stages.rotary_tables import RotaryTables
-from mirrorsd.export.stages.target import flatten
 from mirrorsd.export.stages.top_candidates import top_candidates
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
+from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract, TensorSpec
+
+
+class DraftLayer(nn.Module):
+    """A layer of the draft with its cache."""
+
+    def __init__(self, layer: nn.Module, contract: StageContract) -> None:
+        super().__init__()
+        self.input_names = [spec.name for spec in contract.inputs]
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the layer; inputs and outputs are those of `layer_contract`, in its order."""
+        given = dict(zip(self.input_names, inputs, strict=True))
+        cache = TreeCache((given["past_key"], given["past_value"]), given[names.DRAFT_MASK])
+        return (self.layer(**layer_inputs(given), cache=cache), *cache.new)
 
 
 class DraftStage(nn.Module):
@@ -44,18 +59,19 @@ class DraftStage(nn.Module):
         """
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
+        self.output_names = [spec.name for spec in contract.outputs]
         self.shape = shape
         self.num_input_ids = num_input_ids
         self.first_stream_layer = shape.num_layers
         self.embed = parts.embed
         self.is_tied = parts.embed.table.weight is parts.lm_head.weight
-        self.layers = parts.layers
         self.norm = parts.norm
         self.lm_head = parts.lm_head
         self.logit_scale = parts.logit_scale
         dtype = parts.lm_head.weight.dtype
         self.rotary = RotaryTables(parts, range(shape.num_layers), context + shape.num_streams, dtype)
         self.num_groups = parts.num_heads // shape.num_kv_heads
+        self.layers = [self._layer(parts, contract, number) for number in range(shape.num_layers)]
         if streams is not None:
             self.first_stream_layer -= streams.num_stream_layers
             self.streams = nn.Parameter(streams.embeddings.to(dtype), requires_grad=False)
@@ -63,6 +79,12 @@ class DraftStage(nn.Module):
             self.adapters = nn.ParameterList(nn.Parameter(half, requires_grad=False) for half in halves)
             link = [matrix.to(dtype) for matrix in streams.link or ()]
             self.link = nn.ParameterList(nn.Parameter(matrix, requires_grad=False) for matrix in link)
+
+    def _layer(self, parts: DecoderParts, stage: StageContract, number: int) -> Layer:
+        rows = "N" if self.num_groups == 1 else f"{self.num_groups}*N"
+        bias = TensorSpec(name=names.DRAFT_MASK, dtype="float32", shape=(1, 1, rows, "C+N"))
+        contract = layer_contract(stage, number, "N", parts.hidden_size, self.rotary.width_of(number), (bias,))
+        return Layer(DraftLayer(parts.layers[number], contract), contract, f"layers.{number}.")
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
@@ -72,19 +94,21 @@ class DraftStage(nn.Module):
         ids, rows = by_name[names.DRAFT_IDS], by_name.get(names.DRAFT_TOKEN_ROWS)
         if self.lm_head.out_features < self.num_input_ids:
             ids = ids.clamp(max=self.lm_head.out_features - 1)
-        numbers = range(self.shape.num_layers)
-        past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
-        caches = TreeCaches(past, ids.shape[1], self._for_groups(mask))
+        bias, num_rows, new = self._for_groups(mask), ids.shape[1], dict[str, Tensor]()
         hidden = self.embed(ids, positions) if rows is None else self.embed.of_rows(rows, positions)
         angles = self.rotary(positions)
         for number, layer in enumerate(self.layers):
             if number == self.first_stream_layer:
                 hidden, positions = self.add_streams(hidden, positions, tip_rows)
                 angles = self.rotary(positions)
-                caches.bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
-            hidden = self.adapt(hidden, ids.shape[1], number - self.first_stream_layer)
-            hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
-        hidden = self.adapt(hidden, ids.shape[1], self.shape.num_layers - self.first_stream_layer)
+                bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
+            hidden = self.adapt(hidden, num_rows, number - self.first_stream_layer)
+            flowing = flowing_inputs(hidden, positions, angles[number])
+            found = layer(of_layer(by_name, number) | flowing | {names.DRAFT_MASK: bias})
+            hidden = found.pop(names.NEXT_HIDDEN)
+            main = slice(None) if number < self.first_stream_layer else slice(num_rows)
+            new |= {f"{name}.{number}": rows[:, :, main] for name, rows in found.items()}
+        hidden = self.adapt(hidden, num_rows, self.shape.num_layers - self.first_stream_layer)
         noise = None
         if self.shape.num_noise_rows:
             noise = by_name[names.DRAFT_NOISE].index_select(0, by_name[names.DRAFT_NOISE_ROWS].flatten())
@@ -92,7 +116,7 @@ class DraftStage(nn.Module):
             own = rows[0].index_select(0, tip_rows)
         else:
             own = self.lm_head.weight.index_select(0, ids[0].index_select(0, tip_rows))
-        return (*self.predict(hidden, tip_rows, own, noise), *flatten(caches.new, numbers))
+        return (*self.predict(hidden, tip_rows, own, noise), *(new[name] for name in self.output_names if name in new))
 
     def _for_groups(self, bias: Tensor) -> Tensor:
         return bias if self.num_groups == 1 else torch.cat([bias] * self.num_groups, dim=2)

@@ -1,12 +1,12 @@
-"""Recurrent layers in the graphs: their two operators, a segment's pass over them, and the stage that runs them again.
+"""Recurrent layers in the graphs: their two operators, a pass over one of them, and the stage that runs them again.
 
 Owns: how a recurrence is written, and that both stages write it alike. Does not own: what rows give to it
 (`families/gated_delta.py`, `families/short_conv.py`), the layers around it, which are HF's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,16 +23,16 @@ State = tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
-class SegmentStates:
-    """States of one segment's recurrent layers, by absolute layer number, before and after a pass.
+class LayerState:
+    """The state of a recurrent layer, before and after a pass.
 
     Only the first `num_rows` `[1]` rows of the pass count. `fed` is what they gave to the recurrence.
     """
 
-    past: dict[int, State]
-    num_rows: Tensor | None
-    present: dict[int, State] = field(default_factory=dict)
-    fed: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    past: State
+    num_rows: Tensor
+    present: State = ()
+    fed: tuple[Tensor, ...] = ()
 
 
 class RecurrenceStage(nn.Module):
@@ -58,30 +58,26 @@ class RecurrenceStage(nn.Module):
 
 
 @contextmanager
-def recurrent_layers(mixers: Mapping[int, Mixer]) -> Iterator[None]:
-    """Have HF's layers call the operators instead of their own recurrence or convolution."""
-    for mixer in mixers.values():
-        mixer.module.forward = partial(_mix, mixer)
+def recurrent(mixer: Mixer) -> Iterator[None]:
+    """Have HF's layer call the operators instead of its own recurrence or convolution."""
+    mixer.module.forward = partial(_mix, mixer)
     try:
         yield
     finally:
-        for mixer in mixers.values():
-            del mixer.module.forward
+        del mixer.module.forward
 
 
-def _mix(mixer: Mixer, hidden_states: Tensor, *, states: SegmentStates, **_: Any) -> Tensor:
-    """What HF's module does, over the states of a segment."""
-    layer = int(mixer.module.layer_idx)
+def _mix(mixer: Mixer, hidden_states: Tensor, *, cache: LayerState, **_: Any) -> Tensor:
+    """What HF's module does, over the state of its layer."""
     given = mixer.feed(hidden_states)
-    assert states.num_rows is not None  # a segment with such a layer has the input
-    before, *past = states.past[layer]
+    before, *past = cache.past
     answer = convolve(mixer, given.conv, before)
-    states.fed[layer] = (given.conv,)
-    states.present[layer] = (last_rows(before, given.conv, states.num_rows),)
+    cache.fed = (given.conv,)
+    cache.present = (last_rows(before, given.conv, cache.num_rows),)
     if isinstance(mixer, GatedDelta):
         assert isinstance(given, Given)
-        answer, state, states.fed[layer] = _recurred(mixer, given, answer, past[0], states.num_rows)
-        states.present[layer] += (state,)
+        answer, state, cache.fed = _recurred(mixer, given, answer, past[0], cache.num_rows)
+        cache.present += (state,)
     return mixer.finish(answer, given.gate)
 
 

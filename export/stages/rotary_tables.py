@@ -36,6 +36,11 @@ class RotaryTables(nn.Module):
                 self.register_buffer(f"cos_table{kinds[layer]}", cos.contiguous())
                 self.register_buffer(f"sin_table{kinds[layer]}", sin.contiguous())
 
+    def width_of(self, layer: int) -> int:
+        """Width of a layer's tables; 0 where it has none."""
+        table = getattr(self, f"cos_table{self.kinds[layer]}", None)
+        return 0 if table is None else int(table.shape[1])
+
     def forward(self, positions: Tensor) -> dict[int, Angles]:
         """Return cos and sin `[1, rows, hd]` by layer for int64 `positions` `[1, rows]`; None where there are none."""
         if not self.has_tables:

@@ -4,15 +4,14 @@ Owns: which HF modules a stage is made of, and its inputs and outputs in the ord
 Does not own: attention (`attention.py`), ONNX, weights on disk.
 """
 
-from collections.abc import Iterable, Mapping
-
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.export.stages.attention import SegmentCaches
-from mirrorsd.export.stages.recurrence import SegmentStates, recurrent_layers
+from mirrorsd.export.stages.attention import SharedCache
+from mirrorsd.export.stages.layer import Layer, flowing_inputs, layer_contract, layer_inputs, of_layer
+from mirrorsd.export.stages.recurrence import LayerState, recurrent
 from mirrorsd.export.stages.rotary_tables import RotaryTables
-from mirrorsd.families.decoder_parts import DecoderParts
+from mirrorsd.families.decoder_parts import DecoderParts, Mixer
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract
 
@@ -63,6 +62,29 @@ def product_in_place(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return logits
 
 
+class TargetLayer(nn.Module):
+    """A layer of the target with its cache, or with its state if a `mixer` stands in place of attention."""
+
+    def __init__(self, layer: nn.Module, contract: StageContract, context: int, mixer: Mixer | None) -> None:
+        super().__init__()
+        self.input_names = [spec.name for spec in contract.inputs]
+        self.layer, self.mixer, self.context = layer, mixer, context
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the layer; inputs and outputs are those of `layer_contract`, in its order."""
+        given = dict(zip(self.input_names, inputs, strict=True))
+        flowing = layer_inputs(given)
+        if self.mixer is None:
+            lengths = given[names.SEQLENS_K], given[names.TOTAL_LENGTH]
+            cache = SharedCache((given["past_key"], given["past_value"]), *lengths, self.context)
+            return (self.layer(**flowing, cache=cache), *cache.present)
+        past = tuple(given[name] for name in ("past_conv", "past_state") if name in given)
+        state = LayerState(past, given[names.NUM_ROWS])
+        with recurrent(self.mixer):
+            hidden = self.layer(**flowing, cache=state)
+        return (hidden, *state.present, *state.fed)
+
+
 class SegmentStage(nn.Module):
     """Layers `first_layer .. end_layer - 1` of the target, with the embedding or the LM head at the ends."""
 
@@ -81,17 +103,24 @@ class SegmentStage(nn.Module):
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
         self.output_names = [spec.name for spec in contract.outputs]
-        self.first_layer = first_layer
-        self.end_layer = end_layer
+        self.first_layer, self.end_layer = first_layer, end_layer
         self.context, self.spare_rows = context, spare_rows
-        self.layers = parts.layers[first_layer:end_layer]
         numbers = range(first_layer, end_layer)
-        self.mixers = {number: parts.mixers[number] for number in numbers if number in parts.mixers}
+        self.recurrent = [number for number in numbers if number in parts.mixers]
         self.rotary = RotaryTables(parts, numbers, context, parts.lm_head.weight.dtype, capacity - context)
+        self.layers = [self._layer(parts, contract, number) for number in numbers]
         if first_layer == 0:
             self.embed = parts.embed
         if end_layer == len(parts.layers):
             self.head = LogitHead(parts, num_rescored)
+
+    def _layer(self, parts: DecoderParts, stage: StageContract, number: int) -> Layer:
+        is_recurrent = number in self.recurrent
+        more = (names.NUM_ROWS,) if is_recurrent else (names.SEQLENS_K, names.TOTAL_LENGTH)
+        lengths = tuple(spec for spec in stage.inputs if spec.name in more)
+        contract = layer_contract(stage, number, "S", parts.hidden_size, self.rotary.width_of(number), lengths)
+        module = TargetLayer(parts.layers[number], contract, self.context, parts.mixers.get(number))
+        return Layer(module, contract, f"layers.{number - self.first_layer}.")
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the segment; inputs and outputs are those of `segment_contract`, in its order."""
@@ -99,25 +128,19 @@ class SegmentStage(nn.Module):
         seqlens_k = by_name[names.SEQLENS_K]
         flowing = by_name[names.INPUT_IDS if self.first_layer == 0 else names.HIDDEN]
         numbers = range(self.first_layer, self.end_layer)
-        attending = [i for i in numbers if i not in self.mixers]
-        past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in attending}
-        caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH], self.context)
-        kept = (names.past_conv, names.past_state)
-        recurrent = {i: tuple(by_name[name(i)] for name in kept if name(i) in by_name) for i in self.mixers}
-        states = SegmentStates(recurrent, by_name.get(names.NUM_ROWS))
         rows = torch.arange(flowing.shape[1])[None]
         positions = rows + (seqlens_k.to(torch.int64) + 1 - self.spare_rows - flowing.shape[1])[:, None]
         hidden = self.embed(flowing, positions) if self.first_layer == 0 else flowing
         angles = self.rotary(positions)
         tapped: list[Tensor] = []
-        given = {"position_ids": positions, "caches": caches, **({"states": states} if self.mixers else {})}
-        with recurrent_layers(self.mixers):
-            for number, layer in zip(numbers, self.layers, strict=True):
-                hidden = layer(hidden, position_embeddings=angles[number], **given)
-                if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
-                    tapped.append(hidden)
-        present = (*flatten(caches.present, attending), *flatten(states.present, self.mixers))
-        present += flatten(states.fed, self.mixers)
+        kept: dict[str, Tensor] = {}
+        for number, layer in zip(numbers, self.layers, strict=True):
+            found = layer(by_name | of_layer(by_name, number) | flowing_inputs(hidden, positions, angles[number]))
+            hidden = found.pop(names.NEXT_HIDDEN)
+            kept |= {f"{name}.{number}": tensor for name, tensor in found.items()}
+            if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
+                tapped.append(hidden)
+        present = tuple(kept[name] for name in self.output_names if name in kept)
         if not hasattr(self, "head"):
             return (hidden, *tapped, *present)
         rows = by_name[names.LOGIT_ROWS]
@@ -146,11 +169,6 @@ def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
     shape = (1, rows.shape[0], hidden.shape[2])
     taken: Tensor = torch.onnx.ops.symbolic("Gather", (hidden, rows), {"axis": 1}, dtype=hidden.dtype, shape=shape)
     return taken
-
-
-def flatten(caches: Mapping[int, tuple[Tensor, ...]], layers: Iterable[int]) -> tuple[Tensor, ...]:
-    """What `layers` keep in contract order: key, value, key, value, ..."""
-    return tuple(tensor for layer in layers for tensor in caches[layer])
 
 
 class ExitStage(nn.Module):

@@ -31,7 +31,7 @@ from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.pair_job import for_family
 from mirrorsd.export.passes.graph_passes import optimise_draft
-from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference, target_reference
@@ -206,7 +206,7 @@ def test_a_draft_cut_for_an_npu_says_what_the_whole_one_says(
     contract = draft_contract(shape)
     model.network.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(parts_of(model.network), contract, shape, streams=None, context=64, num_input_ids=320)
-    graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
+    graph = optimise_draft(export_stage(stage, contract, Weights(model.lazy_weights)))
     write_draft(graph, contract, tmp_path / "draft.xml", "fp32")
     core = new_core()
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -7,10 +7,7 @@ graph is handed out, to another process, too; numbers are put in afterwards.
 """
 
 import gc
-import hashlib
-import io
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -36,6 +33,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
         return
     from mirrorsd.export.passes import torch_to_onnx
+    from mirrorsd.export.passes.stamping import digest_of
     from mirrorsd.export.verify import draft_accuracy
 
     trace, graphs = torch_to_onnx.trace, Graphs(folder_of_the_run(tmp_path_factory))
@@ -46,7 +44,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
         tables, weights = tables_of(module), weights_of(module)
         with without(tables):
-            key = key_of(module, contract, left_out=weights.values())
+            key = digest_of(module, contract, without_numbers=weights.values())
         if key is None:
             return trace(module, contract)
         with few_collections(), without_cached_shapes():
@@ -165,35 +163,3 @@ def put_in(numbers: Mapping[str, Any], graph: Any) -> None:
             value = graph.initializers[name]
             value.const_value = TorchTensor(tensor.detach().contiguous(), name=name)
             value.shape = value.const_value.shape
-
-
-def key_of(*things: Any, left_out: Iterable[Any] = ()) -> str | None:
-    """A digest of all that the things consist of; None where something in them cannot be written down.
-
-    Of tensors that are left out the numbers do not count.
-    """
-    stream = io.BytesIO()
-    try:
-        _Describing(stream, {id(tensor) for tensor in left_out}).dump(things)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
-    return hashlib.sha256(stream.getvalue()).hexdigest()
-
-
-class _Describing(pickle.Pickler):
-    """Writes tensors as what they look like and what is in their memory, and everything else as ever."""
-
-    def __init__(self, stream: io.BytesIO, left_out: set[int]) -> None:
-        super().__init__(stream)
-        self._left_out, self._memory = left_out, dict[int, int]()
-
-    def reducer_override(self, thing: Any) -> Any:
-        import torch
-
-        if not isinstance(thing, torch.Tensor):
-            return NotImplemented
-        held = thing.detach().untyped_storage()
-        place = self._memory.setdefault(held._cdata, len(self._memory))
-        numbers = "" if id(thing) in self._left_out else hashlib.sha256(bytes(held)).hexdigest()
-        looks = f"{type(thing)} {thing.dtype} {thing.device} {thing.shape} {thing.stride()} {thing.storage_offset()}"
-        return str, (f"{looks} {place} {numbers}",)

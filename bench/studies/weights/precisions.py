@@ -4,6 +4,9 @@
 
 The target is exported as one graph per variant (traced once) and run by ONNX Runtime on the CPU. Speed is that of
 greedy decoding with this graph alone, row by row, variants taking turns; the median of the turns is kept.
+
+`--measured FILE` measures quality on all of another text than the calibration's last 1,024 tokens. The share of best
+tokens kept is said for each window, so that variants can be compared window by window.
 """
 
 import argparse
@@ -18,6 +21,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 import mirrorsd.export.bundle.target_graphs as target_graphs
 from mirrorsd.export import ExportOptions
@@ -28,17 +33,23 @@ from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.verify.quality import (
+    NUM_WINDOWS,
+    WINDOW_ROWS,
     CalibrationText,
     Choices,
     calibration_text,
     measure_quality,
     reference_choices,
 )
+from mirrorsd.export.verify.sensitive_layers import finer_weights
 from mirrorsd.export.verify.target import TargetRun
+from mirrorsd.export.verify.text import text_ids
 from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs import names
+from mirrorsd.graphs.manifest import QualityEntry
 
 CONTEXT, PROMPT_ROWS = 512, 32
+WINDOWS_AT_ONCE = 8
 VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "fp16": {"precision": "fp16"},
@@ -78,11 +89,59 @@ def write_variant(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as inputs:
         if options.rounding == "gptq":
-            plan = replace(plan, choose_pack=collect_inputs(model, text.fitted, Path(inputs)).choose_pack)
+            plan = fitted(checkpoint, model, plan, text, Path(inputs))
         folder.mkdir(parents=True)
         typed = open_model(checkpoint, DTYPE_BY_PRECISION[options.precision])
         write_target(typed, plan, folder, lambda stage, share: None, Journal(folder, ""))
     return TargetRun(folder, plan), time.perf_counter() - start
+
+
+def fitted(
+    checkpoint: Checkpoint, model: WeightlessModel, plan: TargetPlan, text: CalibrationText, folder: Path
+) -> TargetPlan:
+    """The plan with roundings fitted to a text and eight bits where four hurt most, as an export has it."""
+    is_tied = model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight
+    inputs = collect_inputs(model, text.fitted, folder, with_head=is_tied)
+    of_all_kinds = text.fitted[:: max(1, len(text.fitted) // NUM_WINDOWS)][:NUM_WINDOWS]
+    finer = finer_weights(checkpoint, plan.formats, torch.float32, inputs.groups, of_all_kinds)
+    formats = plan.formats.with_finer(finer)
+    if is_tied:
+        formats = replace(formats, scan=formats.layers)
+    return replace(plan, formats=formats, choose_pack=inputs.choose_pack)
+
+
+def windows_of(checkpoint: Checkpoint, path: Path) -> npt.NDArray[np.int64]:
+    """All whole windows `[W, L]` of a text."""
+    ids, _ = text_ids(checkpoint.folder / "tokenizer.json", path.read_text(encoding="utf-8"))
+    return np.array(ids[: len(ids) // WINDOW_ROWS * WINDOW_ROWS], np.int64).reshape(-1, WINDOW_ROWS)
+
+
+def references_of(model: WeightlessModel, windows: npt.NDArray[np.int64]) -> list[Choices]:
+    """What the reference chooses in each of the windows `[W, L]`; a few at a time, for their logits are large."""
+    found: list[Choices] = []
+    for place in range(0, len(windows), WINDOWS_AT_ONCE):
+        some = reference_choices(model, windows[place : place + WINDOWS_AT_ONCE])
+        found += [Choices(*(part[number : number + 1] for part in some)) for number in range(len(some.windows))]
+    return found
+
+
+def mean_of(windows: list[QualityEntry]) -> QualityEntry:
+    """The quality over windows of equal length."""
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(window, name) for window in windows]))
+
+    def geometric(name: str) -> float:
+        return float(np.exp(np.mean(np.log([getattr(window, name) for window in windows]))))
+
+    return replace(
+        windows[0],
+        positions=sum(window.positions for window in windows),
+        top1_agreement=mean("top1_agreement"),
+        mean_divergence=mean("mean_divergence"),
+        perplexity=geometric("perplexity"),
+        reference_perplexity=geometric("reference_perplexity"),
+    )
 
 
 def decode(run: TargetRun, prompt: tuple[int, ...], num_tokens: int) -> float:
@@ -106,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--measured", type=Path)
     parser.add_argument("--turns", type=int, default=5, help="0 measures no speed")
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--variants", default=",".join(str(number) for number in range(len(VARIANTS))))
@@ -116,7 +176,9 @@ def main() -> None:
     given = arguments.calibration.read_text(encoding="utf-8") if arguments.calibration else None
     text = calibration_text(checkpoint, given, CONTEXT)
     model = open_model(checkpoint)
-    reference: Choices = reference_choices(model, text.measured)
+    if arguments.measured:
+        text = text._replace(measured=windows_of(checkpoint, arguments.measured), name=arguments.measured.name)
+    references = references_of(model, text.measured)
     chosen = [list(VARIANTS)[int(number)] for number in arguments.variants.split(",")]
     rows: list[dict[str, Any]] = []
     runs: dict[str, TargetRun] = {}
@@ -125,11 +187,15 @@ def main() -> None:
         for number, name in enumerate(chosen):
             options = ExportOptions(**VARIANTS[name])
             runs[name], seconds = write_variant(checkpoint, model, folder / str(number), options, text)
-            quality = measure_quality(runs[name], reference, text.name)
+            by_window = [measure_quality(runs[name], reference, text.name) for reference in references]
             num_bytes = (folder / str(number) / names.WEIGHTS_FILE).stat().st_size
             ideal = checkpoint.source.num_parameters * bits_in_checkpoint(options) / 8
             rows.append({"variant": name, "write_seconds": round(seconds, 1), "bytes": num_bytes})
-            rows[-1] |= {"bytes_to_parameters_at_precision": round(num_bytes / ideal, 3), "quality": asdict(quality)}
+            rows[-1] |= {
+                "bytes_to_parameters_at_precision": round(num_bytes / ideal, 3),
+                "quality": asdict(mean_of(by_window)),
+            }
+            rows[-1]["best_tokens_kept_by_window"] = [quality.top1_agreement for quality in by_window]
             print(json.dumps(rows[-1]), flush=True)
         prompt = tuple(int(token) for token in text.measured[0][:PROMPT_ROWS])
         speeds: dict[str, list[float]] = {name: [] for name in chosen}
@@ -146,7 +212,7 @@ def main() -> None:
         "parameters": checkpoint.source.num_parameters,
         "threads": os.cpu_count(),
         "context": CONTEXT,
-        "positions": int(np.size(reference.best)),
+        "positions": text.measured.size,
         "rows": rows,
     }
     for row in rows:

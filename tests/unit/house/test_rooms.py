@@ -72,7 +72,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "options": {"compression_plan", "weights"},
         "estimate": {"checkpoints", "options", "weights"},
         "stages": {"checkpoints", "weights"},
-        "passes": {"checkpoints", "weights"},
+        "passes": {"checkpoints", "stages", "weights"},
         "bundle": {"checkpoints", "passes", "stages", "weights"},
         "verify": {"bundle", "checkpoints", "passes", "stages", "weights"},
         "draft_compression": {"compression_plan", "verify"},

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mirrorsd.export.passes.quantise import QuantiseWeights
-from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 
@@ -24,7 +24,7 @@ class Twice(nn.Module):
 def test_a_matrix_that_several_products_read_is_turned_once_and_packed() -> None:
     specs = [TensorSpec(name=name, dtype="float32", shape=(1, "S", WIDTH)) for name in ("rows", "found")]
     contract = StageContract(name="twice", inputs=tuple(specs[:1]), outputs=tuple(specs[1:]))
-    graph = export_stage(Twice(), contract, {})
+    graph = export_stage(Twice(), contract, Weights())
     assert [node.op_type for node in graph.graph] == ["MatMul", "Sin", "MatMul"]
     chosen = BlockChoice(bits=8, block_size=None, is_symmetric=True, largest=128)
     QuantiseWeights(WeightFormats(layers=chosen, head=chosen, embedding=chosen), 7)(graph)
