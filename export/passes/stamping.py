@@ -15,7 +15,9 @@ import onnx_ir as ir
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor, nn
 
+from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.stages.layer import DOMAIN, NAME, Layer
+from mirrorsd.export.weights.lazy_weight import TRANSPOSED, LazyWeight, lazy_weight
 
 
 def calls_of(graph: ir.Graph) -> list[tuple[ir.Node, str]]:
@@ -23,21 +25,50 @@ def calls_of(graph: ir.Graph) -> list[tuple[ir.Node, str]]:
     return [(node, node.attributes[NAME].as_string()) for node in graph if node.domain == DOMAIN]
 
 
-def stamp(call: ir.Node, layer: Layer, traced: ir.Model) -> None:
-    """Put a copy of a traced layer's graph in a node's place, with this layer's weights; `traced` stays as it is."""
+def open_weights(graph: ir.Graph, module: nn.Module) -> None:
+    """Make the parameters of a traced layer inputs of its graph, behind its own: nothing is computed of their numbers.
+
+    A matrix that the graph turns is an input already turned, as its weight will be stored.
+    """
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        if (value := graph.initializers.get(name)) is None:
+            continue
+        del graph.initializers[name]
+        value.const_value = None
+        graph.inputs.append(value)
+        for node in [use.node for use in value.uses() if use.node.op_type == "Transpose"]:
+            if list(node.attributes["perm"].as_ints()) == [1, 0]:
+                turned = node.outputs[0]
+                given = ir.Value(name=name + TRANSPOSED, shape=turned.shape, type=turned.type)
+                graph.inputs.append(given)
+                turned.replace_all_uses_with(given)
+                graph.remove(node, safe=True)
+
+
+def stamp(call: ir.Node, layer: Layer, traced: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
+    """Put a copy of a traced layer's graph in a node's place.
+
+    Args:
+        call: The node.
+        layer: What it stands for.
+        traced: The graph, its weights behind the inputs of the contract; it stays as it is.
+        weights: By the names of the layer's parameters; those that are not there have their own numbers.
+    """
     stage = call.graph
     assert isinstance(stage, ir.Graph)
     graph = traced.clone().graph
     own = {value for node in graph for value in node.outputs} | set(graph.initializers.values())
     _rename_sizes(own, _sizes(graph.inputs, call.inputs))
-    numbers = dict(layer.module.named_parameters(remove_duplicate=False))
-    for value, given in zip(graph.inputs, call.inputs, strict=True):
+    for value, given in zip(graph.inputs, call.inputs, strict=False):
         assert given is not None
         value.replace_all_uses_with(given)
-    for weight in list(graph.initializers.values()):
-        assert weight.name is not None
-        del graph.initializers[weight.name]
-        _take(stage, weight, layer.name + weight.name, numbers.get(weight.name))
+    for value in graph.inputs[len(call.inputs) :]:
+        if value.uses():
+            value.replace_all_uses_with(_weight(stage, layer, str(value.name), weights))
+    for value in list(graph.initializers.values()):
+        del graph.initializers[str(value.name)]
+        value.name = f"{layer.name}{value.name}"
+        stage.register_initializer(value)
     found, nodes = list(graph.outputs), list(graph)
     graph.outputs.clear()
     graph.remove(nodes)
@@ -53,23 +84,24 @@ def stamp(call: ir.Node, layer: Layer, traced: ir.Model) -> None:
     stage.remove(call, safe=True)
 
 
-def _take(stage: ir.Graph, value: ir.Value, name: str, numbers: Tensor | None) -> None:
-    """Have the stage own a layer's weight; one that it has already is used again."""
-    if name in stage.initializers:
-        if stage.initializers[name].uses() or stage.initializers[name] is value:
-            value.replace_all_uses_with(stage.initializers[name])
-            return
-        del stage.initializers[name]
-    value.name = name
-    if numbers is not None:
-        value.const_value = TorchTensor(numbers.detach(), name=name)
-    stage.register_initializer(value)
+def _weight(stage: ir.Graph, layer: Layer, name: str, weights: Mapping[str, LazyWeight]) -> ir.Value:
+    """What a layer has for an input of its trace that is called like one of its parameters."""
+    parameter = name.removesuffix(TRANSPOSED)
+    tensor: ir.TensorProtocol
+    if parameter in weights:
+        tensor = weights[parameter]
+    else:
+        tensor = TorchTensor(layer.module.get_parameter(parameter).detach(), name=layer.name + parameter)
+    if name == parameter:
+        return add_tensor(stage, layer.name + name, tensor)
+    turned = lazy_weight(tensor).transposed()
+    return add_tensor(stage, turned.key, turned)
 
 
 def _sizes(inputs: Iterable[ir.Value], given: Iterable[ir.Value | None]) -> dict[str | None, Any]:
     """What a layer's symbolic sizes are called in the stage."""
     found: dict[str | None, Any] = {}
-    for value, outer in zip(inputs, given, strict=True):
+    for value, outer in zip(inputs, given, strict=False):
         if value.shape is not None and outer is not None and outer.shape is not None:
             pairs = zip(value.shape, outer.shape, strict=True)
             found |= {inside.value: outside for inside, outside in pairs if isinstance(inside, ir.SymbolicDim)}
@@ -108,8 +140,9 @@ class Description(pickle.Pickler):
 
     def __init__(self, stream: io.BytesIO, without_numbers: Iterable[Tensor]) -> None:
         super().__init__(stream)
+        self.fast = True  # otherwise two equal words are written otherwise where they are one object
         self._without_numbers = {id(tensor) for tensor in without_numbers}
-        self._memory: dict[int, int] = {}
+        self._places: dict[tuple[str, int], int] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         """How a thing is written: a module without its number among the layers, which only caches know it by."""
@@ -125,7 +158,7 @@ class Description(pickle.Pickler):
         if not isinstance(thing, Tensor):
             return NotImplemented
         held = thing.detach().untyped_storage()
-        place = self._memory.setdefault(held._cdata, len(self._memory))
+        which = [self._places.setdefault(one, len(self._places)) for one in (("", id(thing)), ("in", held._cdata))]
         numbers = "" if id(thing) in self._without_numbers else hashlib.sha256(bytes(held)).hexdigest()
         looks = f"{type(thing)} {thing.dtype} {thing.device} {thing.shape} {thing.stride()} {thing.storage_offset()}"
-        return str, (f"{looks} {place} {numbers}",)
+        return str, (f"{looks} {which} {numbers}",)

@@ -7,18 +7,18 @@ graph passes, files.
 import logging
 import math
 import warnings
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 import torch
+from onnxscript import optimizer
 from torch import Tensor, nn
 
 from mirrorsd.export.passes.graph_edits import add_tensor
-from mirrorsd.export.passes.stamping import calls_of, likeness, stamp
-from mirrorsd.export.stages.layer import Layer
+from mirrorsd.export.passes.stamping import calls_of, likeness, open_weights, stamp
+from mirrorsd.export.stages.layer import DOMAIN, Layer
 from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
 from mirrorsd.graphs.contract import Dim, StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
@@ -53,17 +53,17 @@ def export_stage(module: nn.Module, contract: StageContract, weights: Weights) -
         ExportError: PyTorch cannot export this model.
     """
     program = trace(module.eval(), contract)
-    layers: dict[str, Layer] = {layer.name: layer for layer in getattr(module, "layers", ())}
-    for call, name in calls_of(program.model.graph):
-        traced = _traced(layers[name], weights.traced)
-        stamp(call, layers[name], traced)
-        program.model.opset_imports.update(traced.opset_imports)
-    of_layers = (
-        {layer.name + name: weight for name, weight in weights.of(layer.module).items()} for layer in layers.values()
-    )
-    _put_in(dict(ChainMap(dict(weights.of(module)), *of_layers)), program.model.graph)
+    _put_in(weights.of(module), program.model.graph)
     program.optimize()
     model = program.model
+    layers: dict[str, Layer] = {layer.name: layer for layer in getattr(module, "layers", ())}
+    for call, name in calls_of(model.graph):
+        layer, traced = layers[name], _traced(layers[name], weights.traced)
+        stamp(call, layer, traced, weights.of(layer.module))
+        model.opset_imports.update(traced.opset_imports)
+    if layers:
+        model.opset_imports.pop(DOMAIN, None)
+        optimizer.fold_constants(model)  # what is made of small weights alone
     model.graph.name = contract.name
     values, specs = (*model.graph.inputs, *model.graph.outputs), (*contract.inputs, *contract.outputs)
     for value, spec in zip(values, specs, strict=True):
@@ -80,7 +80,10 @@ def _traced(layer: Layer, traced: dict[str, ir.Model]) -> ir.Model:
     key = likeness(layer)
     if key in traced:
         return traced[key]
-    found: ir.Model = trace(layer.module, layer.contract).model
+    program = trace(layer.module, layer.contract)
+    open_weights(program.model.graph, layer.module)
+    program.optimize()  # its search for patterns takes as long as the square of the nodes
+    found = program.model
     if key is not None:
         traced[key] = found
     return found
