@@ -8,7 +8,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Iterable, Mapping
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import onnx_ir as ir
@@ -130,7 +130,7 @@ def digest_of(*things: object, without_numbers: Iterable[Tensor]) -> str | None:
     stream = io.BytesIO()
     try:
         Description(stream, without_numbers).dump(things)
-    except (pickle.PicklingError, AttributeError, TypeError, ValueError):
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError):
         return None
     return hashlib.sha256(stream.getvalue()).hexdigest()
 
@@ -142,10 +142,16 @@ class Description(pickle.Pickler):
         super().__init__(stream)
         self.fast = True  # otherwise two equal words are written otherwise where they are one object
         self._without_numbers = {id(tensor) for tensor in without_numbers}
-        self._places: dict[tuple[str, int], int] = {}
+        self._seen: dict[int, tuple[int, object]] = {}
+        self._memory: dict[int, int] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         """How a thing is written: a module without its number among the layers, which only caches know it by."""
+        if isinstance(thing, type | BuiltinFunctionType):
+            return NotImplemented
+        if id(thing) in self._seen:
+            return str, (f"the same as no. {self._seen[id(thing)][0]}",)
+        self._seen[id(thing)] = (len(self._seen), thing)
         if isinstance(thing, nn.Module):
             hooks = {name: [*part.values()] for name, part in vars(thing).items() if name.endswith("_hooks")}
             own = {name: part for name, part in vars(thing).items() if name != "layer_idx"}
@@ -158,7 +164,7 @@ class Description(pickle.Pickler):
         if not isinstance(thing, Tensor):
             return NotImplemented
         held = thing.detach().untyped_storage()
-        which = [self._places.setdefault(one, len(self._places)) for one in (("", id(thing)), ("in", held._cdata))]
+        place = self._memory.setdefault(held._cdata, len(self._memory))
         numbers = "" if id(thing) in self._without_numbers else hashlib.sha256(bytes(held)).hexdigest()
         looks = f"{type(thing)} {thing.dtype} {thing.device} {thing.shape} {thing.stride()} {thing.storage_offset()}"
-        return str, (f"{looks} {which} {numbers}",)
+        return str, (f"{looks} {place} {numbers}",)
