@@ -65,10 +65,9 @@ def stamp(call: ir.Node, layer: Layer, traced: ir.Model, weights: Mapping[str, L
     for value in graph.inputs[len(call.inputs) :]:
         if value.uses():
             value.replace_all_uses_with(_weight(stage, layer, str(value.name), weights))
-    for value in list(graph.initializers.values()):
-        del graph.initializers[str(value.name)]
-        value.name = f"{layer.name}{value.name}"
-        stage.register_initializer(value)
+    for name, value in list(graph.initializers.items()):  # constants: those of layers that are alike are equal
+        assert value.const_value is not None
+        value.replace_all_uses_with(add_tensor(stage, f"{graph.name}.{name}", value.const_value))
     found, nodes = list(graph.outputs), list(graph)
     graph.outputs.clear()
     graph.remove(nodes)

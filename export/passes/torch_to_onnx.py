@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 import torch
 from onnxscript import optimizer
 from torch import Tensor, nn
@@ -64,6 +65,7 @@ def export_stage(module: nn.Module, contract: StageContract, weights: Weights) -
     if layers:
         model.opset_imports.pop(DOMAIN, None)
         optimizer.fold_constants(model)  # what is made of small weights alone
+        common.CommonSubexpressionEliminationPass()(model)  # what several layers make of the same inputs
     model.graph.name = contract.name
     values, specs = (*model.graph.inputs, *model.graph.outputs), (*contract.inputs, *contract.outputs)
     for value, spec in zip(values, specs, strict=True):
@@ -84,6 +86,7 @@ def _traced(layer: Layer, traced: dict[str, ir.Model]) -> ir.Model:
     open_weights(program.model.graph, layer.module)
     program.optimize()  # its search for patterns takes as long as the square of the nodes
     found = program.model
+    found.graph.name = layer.name if key is None else f"kinds.{len(traced)}"
     if key is not None:
         traced[key] = found
     return found
