@@ -65,9 +65,10 @@ def stamp(call: ir.Node, layer: Layer, traced: ir.Model, weights: Mapping[str, L
     for value in graph.inputs[len(call.inputs) :]:
         if value.uses():
             value.replace_all_uses_with(_weight(stage, layer, str(value.name), weights))
-    for name, value in list(graph.initializers.items()):  # constants: those of layers that are alike are equal
-        assert value.const_value is not None
-        value.replace_all_uses_with(add_tensor(stage, f"{graph.name}.{name}", value.const_value))
+    for constant in list(graph.initializers.values()):  # equal for layers that are alike
+        assert constant.const_value is not None
+        kept = add_tensor(stage, f"{graph.name}.{constant.name}", constant.const_value)
+        constant.replace_all_uses_with(kept)
     found, nodes = list(graph.outputs), list(graph)
     graph.outputs.clear()
     graph.remove(nodes)
