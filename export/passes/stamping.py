@@ -104,7 +104,7 @@ def _sizes(inputs: Iterable[ir.Value], given: Iterable[ir.Value | None]) -> dict
     for value, outer in zip(inputs, given, strict=False):
         if value.shape is not None and outer is not None and outer.shape is not None:
             pairs = zip(value.shape, outer.shape, strict=True)
-            found |= {inside.value: outside for inside, outside in pairs if isinstance(inside, ir.SymbolicDim)}
+            found = {inside.value: outside for inside, outside in pairs if isinstance(inside, ir.SymbolicDim)} | found
     return found
 
 

@@ -45,7 +45,7 @@ class Layer:
     def _node(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         sizes: dict[Dim, Any] = {}
         for spec, tensor in zip(self.contract.inputs, inputs, strict=True):
-            sizes |= dict(zip(spec.shape, tensor.shape, strict=True))
+            sizes = dict(zip(spec.shape, tensor.shape, strict=True)) | sizes  # hidden states, which come first, decide
         found = torch.onnx.ops.symbolic_multi_out(
             f"{DOMAIN}::Layer",
             inputs,
