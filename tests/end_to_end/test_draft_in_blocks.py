@@ -61,7 +61,7 @@ def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: s
             plain, found = (session.generate(PROMPT, method=name, **options) for name in ("plain", method))
     assert found.token_ids == plain.token_ids
     # beside the target's pass a draft may come too late, on a machine that has other work
-    assert method != "serial" or found.stats.tokens_per_step > (1.0 if settings["temperature"] else 1.2)
+    assert method != "serial" or found.stats.tokens_per_step > 1.0
 
 
 def test_its_graph_has_few_small_nodes(bundles: tuple[Path, Path]) -> None:
