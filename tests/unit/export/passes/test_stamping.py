@@ -22,6 +22,8 @@ LAYER = StageContract(name="layer", inputs=(ROWS,), outputs=(ROWS, KEPT))
 class Scaled(nn.Module):
     """A layer with a weight, and a factor that is no weight."""
 
+    factor: Tensor
+
     def __init__(self, number: int, factor: float) -> None:
         super().__init__()
         self.layer_idx = number
