@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mirrorsd.export.bundle.draft_blocks import check_ordinary, write_draft_in_blocks
 from mirrorsd.export.bundle.draft_ir import draft_graph, write_draft
@@ -48,21 +47,18 @@ from mirrorsd.export.options import (
     with_scaling,
 )
 from mirrorsd.export.pair_job import PairJob, plan_job
-from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.original import compare_original
 from mirrorsd.export.verify.quality import (
-    FITTED_WINDOWS,
     NUM_WINDOWS,
-    WINDOW_ROWS,
     calibration_text,
     measure_quality,
     reference_choices,
 )
 from mirrorsd.export.verify.rounded_weights import as_stored
-from mirrorsd.export.verify.sensitive_layers import finer_weights, kind_names
+from mirrorsd.export.verify.sensitive_layers import fitted_plan, kind_names
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
@@ -216,7 +212,8 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
-            plan = _fitted(job, plan, model, calibration.fitted, inputs, report)
+            scans = job.options.head_precision == "auto"
+            plan = fitted_plan(job.target, plan, model, calibration.fitted, inputs, may_scan=scans, report=report)
         model = open_model(job.target, DTYPE_BY_PRECISION[job.options.computes_in])
         write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.25 + 0.4 * share), journal)
         report("verify target", 0.65)
@@ -232,38 +229,6 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
     entry = _target_entry(job, plan)
     return _BuiltTarget(replace(entry, source=replace(entry.source, compared=compared)), results, quality)
-
-
-def _fitted(
-    job: PairJob,
-    plan: TargetPlan,
-    model: WeightlessModel,
-    windows: npt.NDArray[np.int64],
-    folder: Path,
-    report: ExportProgress,
-) -> TargetPlan:
-    """Round by what a text gives the products; what four bits hurt most gets eight."""
-    few = f" on {windows.size} tokens only: a longer --calibration text, of 9,000 or more, rounds better"
-    is_short = windows.size < FITTED_WINDOWS * WINDOW_ROWS // 2
-    report(f"collect inputs of products{few if is_short else ''}", 0.22)
-    folder.mkdir(exist_ok=True)
-    is_scanned = job.options.head_precision == "auto" and _can_be_scanned(model, plan)
-    inputs = collect_inputs(model, windows, folder, with_head=is_scanned)
-    report("find layers that need eight bits", 0.23)
-    dtype = DTYPE_BY_PRECISION[job.options.computes_in]
-    of_all_kinds = windows[:: max(1, len(windows) // NUM_WINDOWS)][:NUM_WINDOWS]
-    finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, of_all_kinds)
-    formats = plan.formats.with_finer(finer)
-    if is_scanned:
-        formats = replace(formats, scan=formats.layers)
-    return replace(plan, formats=formats, choose_pack=inputs.choose_pack)
-
-
-def _can_be_scanned(model: WeightlessModel, plan: TargetPlan) -> bool:
-    """Whether four bits are enough to find a row's best tokens: the embedding must hold the same weights in eight."""
-    head, embedding = model.network.get_output_embeddings(), model.network.get_input_embeddings()
-    is_tied = head.weight is embedding.weight and head.bias is None
-    return is_tied and plan.formats.embedding is not None and plan.formats.embedding.bits == 8
 
 
 def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:

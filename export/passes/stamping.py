@@ -45,6 +45,25 @@ def open_weights(graph: ir.Graph, module: nn.Module) -> None:
                 graph.remove(node, safe=True)
 
 
+def count_rows_by_hidden(graph: ir.Graph) -> None:
+    """Have a traced layer read the number of rows off its hidden states, the first input, and off no other.
+
+    PyTorch takes any input that has as many. Where that is one of the angles, nothing else may read these in the end:
+    attention rotates by tables of its own, and what looks angles up by the text's length goes.
+    """
+    hidden, *others = graph.inputs
+    assert hidden.shape is not None
+    rows = hidden.shape[1]
+    for node in graph:
+        given = node.inputs[0] if node.op_type == "Shape" else None
+        if given is None or given.shape is None or given not in others:
+            continue
+        start, end = (node.attributes.get_int(name, default) for name, default in (("start", 0), ("end", 99)))
+        if list(given.shape)[start:end] == [rows]:
+            node.replace_input_with(0, hidden)
+            node.attributes.update(start=ir.AttrInt64("start", 1), end=ir.AttrInt64("end", 2))
+
+
 def stamp(call: ir.Node, layer: Layer, traced: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
     """Put a copy of a traced layer's graph in a node's place.
 
@@ -157,8 +176,9 @@ class Description(pickle.Pickler):
             own = {name: part for name, part in vars(thing).items() if name != "layer_idx"}
             return str, (str(type(thing)),), own | hooks
         if isinstance(thing, FunctionType) and "<locals>" in thing.__qualname__:  # transformers' own hooks, say
-            closed_over = tuple(cell.cell_contents for cell in thing.__closure__ or ())
-            return str, (thing.__qualname__,), (thing.__code__.co_code, thing.__code__.co_consts, closed_over)
+            code, closed_over = thing.__code__, tuple(cell.cell_contents for cell in thing.__closure__ or ())
+            does = code.co_code, code.co_consts, code.co_names, thing.__defaults__, thing.__kwdefaults__, closed_over
+            return str, (f"{thing.__module__}.{thing.__qualname__}",), does
         if isinstance(thing, Layer):  # a node in the graph of its stage
             return str, ("Layer",), (thing.contract, thing.name)
         if not isinstance(thing, Tensor):

@@ -18,7 +18,7 @@ from onnxscript import optimizer
 from torch import Tensor, nn
 
 from mirrorsd.export.passes.graph_edits import add_tensor
-from mirrorsd.export.passes.stamping import calls_of, likeness, open_weights, stamp
+from mirrorsd.export.passes.stamping import calls_of, count_rows_by_hidden, likeness, open_weights, stamp
 from mirrorsd.export.stages.layer import DOMAIN, Layer
 from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
 from mirrorsd.graphs.contract import Dim, StageContract, TensorSpec
@@ -83,6 +83,7 @@ def _traced(layer: Layer, traced: dict[str, ir.Model]) -> ir.Model:
     if key in traced:
         return traced[key]
     program = trace(layer.module, layer.contract)
+    count_rows_by_hidden(program.model.graph)
     open_weights(program.model.graph, layer.module)
     program.optimize()  # its search for patterns takes as long as the square of the nodes
     found = program.model

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.stages.attention import TreeCache
-from mirrorsd.export.stages.layer import Layer, flowing_inputs, layer_contract, layer_inputs, of_layer
+from mirrorsd.export.stages.layer import ANY, Layer, flowing_inputs, layer_contract, layer_inputs, of_layer, of_stage
 from mirrorsd.export.stages.rotary_tables import RotaryTables
 from mirrorsd.export.stages.top_candidates import top_candidates
 from mirrorsd.families.decoder_parts import DecoderParts
@@ -31,7 +31,7 @@ class DraftLayer(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the layer; inputs and outputs are those of `layer_contract`, in its order."""
         given = dict(zip(self.input_names, inputs, strict=True))
-        cache = TreeCache((given["past_key"], given["past_value"]), given[names.DRAFT_MASK])
+        cache = TreeCache((given[names.past_key(ANY)], given[names.past_value(ANY)]), given[names.DRAFT_MASK])
         return (self.layer(**layer_inputs(given), cache=cache), *cache.new)
 
 
@@ -107,7 +107,7 @@ class DraftStage(nn.Module):
             found = layer(of_layer(by_name, number) | flowing | {names.DRAFT_MASK: bias})
             hidden = found.pop(names.NEXT_HIDDEN)
             main = slice(None) if number < self.first_stream_layer else slice(num_rows)
-            new |= {f"{name}.{number}": rows[:, :, main] for name, rows in found.items()}
+            new |= {name: kept[:, :, main] for name, kept in of_stage(found, number).items()}
         hidden = self.adapt(hidden, num_rows, self.shape.num_layers - self.first_stream_layer)
         noise = None
         if self.shape.num_noise_rows:

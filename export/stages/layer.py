@@ -6,7 +6,7 @@ Owns: its contract, made from the stage's; that it is a node while its stage is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import Dim, StageContract, TensorSpec
 
+Named = TypeVar("Named")
+
 DOMAIN, NAME = "mirrorsd.export", "name"
 """Of the node in a layer's place: where its operator is from, and the attribute that says whose it is."""
 
+ANY = 0
+"""The number in the names of what is a layer's own, in its contract: layers that are alike have the same one."""
+
 _POSITIONS, _COS, _SIN = "positions", "cos", "sin"
-_KEPT = ("past_", "present_", "new_", names.FED)
-"""How the names begin of what a stage has for each of its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,10 @@ def layer_contract(
         rotated: Width of the rotary tables, 0 for none.
         more: Further inputs.
     """
-    own = {spec.name: replace(spec, name=name) for spec, name in _own(stage, number)}
-    taken, given = ([own[spec.name] for spec in specs if spec.name in own] for specs in (stage.inputs, stage.outputs))
+    taken, given = (
+        [replace(spec, name=name) for name, spec in of_layer({spec.name: spec for spec in specs}, number).items()]
+        for specs in (stage.inputs, stage.outputs)
+    )
     dtype = taken[0].dtype
     hidden = TensorSpec(name=names.HIDDEN, dtype=dtype, shape=(1, rows, hidden_size))
     angles = [TensorSpec(name=name, dtype=dtype, shape=(1, rows, rotated)) for name in (_COS, _SIN) if rotated]
@@ -80,15 +85,19 @@ def layer_contract(
     return StageContract(name="layer", inputs=inputs, outputs=(replace(hidden, name=names.NEXT_HIDDEN), *given))
 
 
-def _own(stage: StageContract, number: int) -> list[tuple[TensorSpec, str]]:
-    named = ((spec, *spec.name.rpartition(".")[::2]) for spec in (*stage.inputs, *stage.outputs))
-    return [(spec, name) for spec, name, last in named if last == str(number) and name.startswith(_KEPT)]
+def of_layer(by_name: Mapping[str, Named], number: int) -> dict[str, Named]:
+    """What a stage has for one layer alone, by its names in the layer's contract; what heads tap is the stage's own."""
+    return _renumbered({name: it for name, it in by_name.items() if name != names.tap(number)}, number, ANY)
 
 
-def of_layer(given: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """A stage's inputs for one layer, by their names in the layer's contract."""
-    named = ((*name.rpartition(".")[::2], tensor) for name, tensor in given.items())
-    return {name: tensor for name, last, tensor in named if last == str(number)}
+def of_stage(by_name: Mapping[str, Named], number: int) -> dict[str, Named]:
+    """The other way round."""
+    return _renumbered(by_name, ANY, number)
+
+
+def _renumbered(by_name: Mapping[str, Named], old: int, new: int) -> dict[str, Named]:
+    parts = ((*name.rpartition(".")[::2], it) for name, it in by_name.items())
+    return {f"{name}.{new}": it for name, number, it in parts if number == str(old)}
 
 
 def flowing_inputs(hidden: Tensor, positions: Tensor, angles: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:

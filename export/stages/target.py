@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mirrorsd.export.stages.attention import SharedCache
-from mirrorsd.export.stages.layer import Layer, flowing_inputs, layer_contract, layer_inputs, of_layer
+from mirrorsd.export.stages.layer import ANY, Layer, flowing_inputs, layer_contract, layer_inputs, of_layer, of_stage
 from mirrorsd.export.stages.recurrence import LayerState, recurrent
 from mirrorsd.export.stages.rotary_tables import RotaryTables
 from mirrorsd.families.decoder_parts import DecoderParts, Mixer
@@ -76,9 +76,9 @@ class TargetLayer(nn.Module):
         flowing = layer_inputs(given)
         if self.mixer is None:
             lengths = given[names.SEQLENS_K], given[names.TOTAL_LENGTH]
-            cache = SharedCache((given["past_key"], given["past_value"]), *lengths, self.context)
+            cache = SharedCache((given[names.past_key(ANY)], given[names.past_value(ANY)]), *lengths, self.context)
             return (self.layer(**flowing, cache=cache), *cache.present)
-        past = tuple(given[name] for name in ("past_conv", "past_state") if name in given)
+        past = tuple(given[name] for name in (names.past_conv(ANY), names.past_state(ANY)) if name in given)
         state = LayerState(past, given[names.NUM_ROWS])
         with recurrent(self.mixer):
             hidden = self.layer(**flowing, cache=state)
@@ -137,7 +137,7 @@ class SegmentStage(nn.Module):
         for number, layer in zip(numbers, self.layers, strict=True):
             found = layer(by_name | of_layer(by_name, number) | flowing_inputs(hidden, positions, angles[number]))
             hidden = found.pop(names.NEXT_HIDDEN)
-            kept |= {f"{name}.{number}": tensor for name, tensor in found.items()}
+            kept |= of_stage(found, number)
             if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
                 tapped.append(hidden)
         present = tuple(kept[name] for name in self.output_names if name in kept)

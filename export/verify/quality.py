@@ -100,8 +100,13 @@ def _own_windows(target: Checkpoint, given: str | None, context: int) -> tuple[A
 
 def _filled_up(target: Checkpoint, windows: Array, count: int) -> Array:
     """`windows` `[W, L]` and as many of text of many kinds as make them `count`."""
-    ids = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8"))
-    return np.concatenate([windows, _windows_of(ids, windows.shape[1])[: count - len(windows)]])
+    more = text_windows(target, shipped(_RANGES).read_text(encoding="utf-8"), windows.shape[1])
+    return np.concatenate([windows, more[: count - len(windows)]])
+
+
+def text_windows(target: Checkpoint, text: str, rows: int = WINDOW_ROWS) -> Array:
+    """All whole windows `[W, rows]` of a text."""
+    return _windows_of(_ids_of(target, text), rows)
 
 
 def _windows_of(ids: list[int], rows: int) -> Array:

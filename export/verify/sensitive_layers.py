@@ -1,20 +1,30 @@
 """Which of the target's layers need more than four bits: measured, one kind of product at a time.
 
-Owns: what is measured, and which kinds get eight bits. Does not own: the formats (`block_formats.py`), which products
-have the same input (`aware_quantisation.py`).
+Owns: what is measured, which kinds get eight bits, and the plan that is fitted so. Does not own: the formats
+(`block_formats.py`), which products have the same input (`aware_quantisation.py`).
 """
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mirrorsd.export.bundle.target_graphs import TargetPlan
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
-from mirrorsd.export.checkpoints.weightless import open_model
-from mirrorsd.export.verify.quality import mean_divergence, reference_choices
+from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
+from mirrorsd.export.passes.aware_quantisation import collect_inputs
+from mirrorsd.export.verify.quality import (
+    FITTED_WINDOWS,
+    NUM_WINDOWS,
+    WINDOW_ROWS,
+    mean_divergence,
+    reference_choices,
+)
 from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.weights.block_formats import WeightFormats
 
@@ -139,3 +149,40 @@ def _fitting(
         else:
             left.append(part)
     return chosen, left
+
+
+def fitted_plan(
+    target: Checkpoint,
+    plan: TargetPlan,
+    model: WeightlessModel,
+    windows: npt.NDArray[np.int64],
+    folder: Path,
+    *,
+    may_scan: bool,
+    report: Callable[[str, float], None],
+) -> TargetPlan:
+    """Round by what a text `[W, L]` gives the products; what four bits hurt most gets eight.
+
+    `folder` is for what products are given. A head is scanned in the layers' bits where it `may` and can.
+    """
+    few = f" on {windows.size} tokens only: a longer --calibration text, of 9,000 or more, rounds better"
+    is_short = windows.size < FITTED_WINDOWS * WINDOW_ROWS // 2
+    report(f"collect inputs of products{few if is_short else ''}", 0.22)
+    folder.mkdir(exist_ok=True)
+    is_scanned = may_scan and _can_be_scanned(model, plan)
+    inputs = collect_inputs(model, windows, folder, with_head=is_scanned)
+    report("find layers that need eight bits", 0.23)
+    dtype = getattr(torch, plan.shape.dtype)
+    of_all_kinds = windows[:: max(1, len(windows) // NUM_WINDOWS)][:NUM_WINDOWS]
+    finer = finer_weights(target, plan.formats, dtype, inputs.groups, of_all_kinds)
+    formats = plan.formats.with_finer(finer)
+    if is_scanned:
+        formats = replace(formats, scan=formats.layers)
+    return replace(plan, formats=formats, choose_pack=inputs.choose_pack)
+
+
+def _can_be_scanned(model: WeightlessModel, plan: TargetPlan) -> bool:
+    """Whether four bits are enough to find a row's best tokens: the embedding must hold the same weights in eight."""
+    head, embedding = model.network.get_output_embeddings(), model.network.get_input_embeddings()
+    is_tied = head.weight is embedding.weight and head.bias is None
+    return is_tied and plan.formats.embedding is not None and plan.formats.embedding.bits == 8

@@ -18,6 +18,7 @@ from same_texts import check_conversations, check_methods, check_several_answers
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.onnxruntime.packed_graph import Sizes, packed
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.read_bytes import read_bytes
@@ -105,6 +106,13 @@ def test_each_expert_is_a_product_of_its_own_and_the_router_is_of_floats(pair: P
     routers = {tensor.name: tensor.data_type for tensor in graph.initializer if "mlp.gate.weight" in tensor.name}
     assert len(routers) == 1  # of the two layers of the suffix, one is dense
     assert set(routers.values()) == {onnx.TensorProto.FLOAT}
+
+
+def test_several_conversations_can_share_its_passes(pair: Pair) -> None:
+    """Nothing but attention asks where in its text a row stands; a mixture counts its rows."""
+    sizes = Sizes(num_tables=1, num_slots=2, num_guests=0, spare_rows=pair.manifest.target.spare_rows)
+    for segment in pair.manifest.target.segments:
+        assert packed((pair.bundle / segment.file).read_bytes(), sizes).model
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_other_heads_stay_in_eight_bits(
         raise CollectedError(with_head)
 
     monkeypatch.setattr("mirrorsd.export.pair._build_draft", lambda *_: _BuiltDraft(None, (), None))
-    monkeypatch.setattr("mirrorsd.export.pair.collect_inputs", collected)
+    monkeypatch.setattr("mirrorsd.export.verify.sensitive_layers.collect_inputs", collected)
     untied = make_checkpoint(tmp_path / "untied", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=False)
     asked = replace(gptq_options, head_precision="int8")
     for target, options, is_scanned in (

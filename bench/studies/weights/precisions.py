@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import mirrorsd.export.bundle.target_graphs as target_graphs
 from mirrorsd.export import ExportOptions
@@ -31,19 +30,16 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.verify.quality import (
-    NUM_WINDOWS,
-    WINDOW_ROWS,
     CalibrationText,
     Choices,
     calibration_text,
     measure_quality,
     reference_choices,
+    text_windows,
 )
-from mirrorsd.export.verify.sensitive_layers import finer_weights
+from mirrorsd.export.verify.sensitive_layers import fitted_plan
 from mirrorsd.export.verify.target import TargetRun
-from mirrorsd.export.verify.text import text_ids
 from mirrorsd.export.verify.text_passes import Pass
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import QualityEntry
@@ -89,31 +85,19 @@ def write_variant(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as inputs:
         if options.rounding == "gptq":
-            plan = fitted(checkpoint, model, plan, text, Path(inputs))
+            plan = fitted_plan(
+                checkpoint,
+                plan,
+                model,
+                text.fitted,
+                Path(inputs),
+                may_scan=options.head_precision == "auto",
+                report=lambda stage, share: None,
+            )
         folder.mkdir(parents=True)
         typed = open_model(checkpoint, DTYPE_BY_PRECISION[options.precision])
         write_target(typed, plan, folder, lambda stage, share: None, Journal(folder, ""))
     return TargetRun(folder, plan), time.perf_counter() - start
-
-
-def fitted(
-    checkpoint: Checkpoint, model: WeightlessModel, plan: TargetPlan, text: CalibrationText, folder: Path
-) -> TargetPlan:
-    """The plan with roundings fitted to a text and eight bits where four hurt most, as an export has it."""
-    is_tied = model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight
-    inputs = collect_inputs(model, text.fitted, folder, with_head=is_tied)
-    of_all_kinds = text.fitted[:: max(1, len(text.fitted) // NUM_WINDOWS)][:NUM_WINDOWS]
-    finer = finer_weights(checkpoint, plan.formats, torch.float32, inputs.groups, of_all_kinds)
-    formats = plan.formats.with_finer(finer)
-    if is_tied:
-        formats = replace(formats, scan=formats.layers)
-    return replace(plan, formats=formats, choose_pack=inputs.choose_pack)
-
-
-def windows_of(checkpoint: Checkpoint, path: Path) -> npt.NDArray[np.int64]:
-    """All whole windows `[W, L]` of a text."""
-    ids, _ = text_ids(checkpoint.folder / "tokenizer.json", path.read_text(encoding="utf-8"))
-    return np.array(ids[: len(ids) // WINDOW_ROWS * WINDOW_ROWS], np.int64).reshape(-1, WINDOW_ROWS)
 
 
 def references_of(model: WeightlessModel, windows: npt.NDArray[np.int64]) -> list[Choices]:
@@ -177,7 +161,8 @@ def main() -> None:
     text = calibration_text(checkpoint, given, CONTEXT)
     model = open_model(checkpoint)
     if arguments.measured:
-        text = text._replace(measured=windows_of(checkpoint, arguments.measured), name=arguments.measured.name)
+        read = arguments.measured.read_text(encoding="utf-8")
+        text = text._replace(measured=text_windows(checkpoint, read), name=arguments.measured.name)
     references = references_of(model, text.measured)
     chosen = [list(VARIANTS)[int(number)] for number in arguments.variants.split(",")]
     rows: list[dict[str, Any]] = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mirrorsd.export.passes import torch_to_onnx
+from mirrorsd.export.passes.stamping import count_rows_by_hidden
 from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
 from mirrorsd.export.stages.layer import Layer
 from mirrorsd.graphs.contract import StageContract, TensorSpec
@@ -71,6 +72,17 @@ def test_a_stage_computes_what_its_layers_do(factors: list[float], traces: int) 
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     for found, wanted in zip(session.run(None, {"rows": given.numpy()}), expected, strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_rows_are_counted_by_hidden_states() -> None:
+    hidden, angles, ids = (
+        ir.Value(name=name, shape=ir.Shape((1, rows, 4)))
+        for name, rows in (("hidden", "S"), ("cos", "S"), ("ids", "T"))
+    )
+    sizes = {"start": 1, "end": 2}
+    nodes = [ir.node("Shape", [value], sizes) for value in (angles, ids, hidden)] + [ir.node("Shape", [angles])]
+    count_rows_by_hidden(ir.Graph([hidden, angles, ids], [], nodes=nodes))
+    assert [node.inputs[0] for node in nodes] == [hidden, ids, hidden, angles]
 
 
 def test_layers_of_another_stage_use_the_same_trace() -> None:

@@ -69,5 +69,6 @@ def test_functions_count_by_what_they_do() -> None:
     same = digest_of(counting(1), without_numbers=())
     assert same is not None
     assert digest_of(counting(1), without_numbers=()) == same
-    others = [counting(2), Stage(torch.ones(2, 2), decide=lambda: 1)]
-    assert len({same, *(digest_of(other, without_numbers=()) for other in others)}) == 3
+    ways = [lambda: 1, lambda: same.lower(), lambda: same.upper(), lambda number=1: number, lambda number=2: number]
+    others = [counting(2), *(Stage(torch.ones(2, 2), decide=way) for way in ways)]
+    assert len({same, *(digest_of(other, without_numbers=()) for other in others)}) == 7
