@@ -139,7 +139,7 @@ def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
     if not np.isfinite(logits).all():
         raise ExportError("the target gives logits that are no numbers in PyTorch too: download its weights again")
     count = min(LIKELIEST, logits.shape[-1])
-    likely = np.stack([np.argpartition(-found, count - 1)[:, :count] for found in logits])
+    likely = np.stack([np.argpartition(found, -count)[:, -count:] for found in logits])
     return _choices(windows, logits, likely)
 
 
@@ -185,7 +185,7 @@ def _choices(windows: Array, logits: Iterable[Array], likely_ids: Array) -> Choi
     """Read what matters off the logits `[L, V]` of each window."""
     best, losses, likely = [], [], []
     for window, rows, ids in zip(windows, logits, likely_ids, strict=True):
-        logprobs = [log_softmax(row) for row in rows.astype(np.float32)]
+        logprobs = [log_softmax(row) for row in rows.astype(np.float32, copy=False)]
         best.append(rows.argmax(-1))
         losses.append([-row[token] for row, token in zip(logprobs[:-1], window[1:], strict=True)])
         likely.append([row[of_row] for row, of_row in zip(logprobs, ids, strict=True)])
