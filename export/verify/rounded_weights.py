@@ -17,7 +17,6 @@ from transformers.pytorch_utils import Conv1D
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_nearest, scaled_columns
 from mirrorsd.export.stages.target import rescored
-from mirrorsd.export.weights.ahead import computed_ahead
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import restore_rows
 from mirrorsd.export.weights.lazy_weight import Pack, stored_weight
@@ -107,12 +106,9 @@ def _restored(
 ) -> Array:
     compute = np.dtype(np.float16 if dtype == torch.float16 else np.float32)
     whole, start = np.empty(shape, np.float32), 0
-
-    def restore(rows: Array) -> Array:
+    for rows in chunks:
         levels, scales, *zero_points = pack_as(pack, compute, rows)
-        return restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
-
-    for restored in computed_ahead(restore, chunks):
+        restored = restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
         whole[start : start + len(restored)] = restored
         start += len(restored)
     return whole

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mirrorsd.export.weights.ahead import computed_ahead
 from mirrorsd.export.weights.gguf_blocks import FLOATS, KINDS, BlockKind, Levels
 from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED
 from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
@@ -76,12 +75,8 @@ class GgufTensor(StoredTensor):
         row_bytes = rows.shape[-1]
         flat, width = rows.reshape(-1, row_bytes), row_bytes // form.type_size * form.block_size
         floats, step = np.empty((len(flat), width), np.float32), max(1, _AT_ONCE // width)
-
-        def undo(start: int) -> None:
+        for start in range(0, len(flat), step):
             floats[start : start + step] = form.dequantize_rows(flat[start : start + step])
-
-        for _ in computed_ahead(undo, range(0, len(flat), step), threads=torch.get_num_threads()):
-            pass
         return floats.reshape(*rows.shape[:-1], width)
 
     @property

@@ -19,8 +19,7 @@ from torch import Tensor
 from mirrorsd.graphs.documents import DocumentError, build, parse_json
 from mirrorsd.graphs.errors import ExportError
 
-CHUNK_BYTES = 16 << 20
-"""Of floats that are read at once. Beyond 32 MB glibc asks the system for fresh pages each time."""
+CHUNK_BYTES = 32 << 20
 _TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BITS = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64},
