@@ -31,8 +31,6 @@ from mirrorsd.export.weights.lazy_weight import LazyWeight
 from mirrorsd.export.weights.rotation import ROTATED
 
 _TURNS, _LAYERS = 7, 2
-_RANDOM = 1 << 16
-"""Numbers that a matrix repeats: drawing all of them would take longer than multiplying."""
 _ROWS = (1, 8)
 """A plain step, and a window of the usual length."""
 _LEAST_GAIN = 1.15
@@ -140,7 +138,7 @@ def _products(
         for number, (width, num_rows) in enumerate(shapes):
             name = f"{layer}.{number}"
             rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
-            numbers = np.resize(rng.standard_normal(_RANDOM, np.float32), (width, num_rows))
+            numbers = rng.standard_normal((width, num_rows), np.float32)
             weight = LazyWeight(f"weight.{name}", ir.DataType.FLOAT, numbers.shape, partial(iter, (numbers,)))
             inputs[weight.key] = InputScaling(None, is_rotated=is_rotated)
             product = ir.Node("", "MatMul", [rows, add_tensor(graph, weight.key, weight)], name=f"product.{name}")
