@@ -260,7 +260,7 @@ class SimulatedWorker(Worker):
     def has_waiting(self) -> bool:
         return self._devices.has_waiting()
 
-    def chunk_rows(self, owner: object, most: int) -> int:
+    def chunk_rows(self, owner: object, start: int, most: int) -> int:
         """All: there is nobody else."""
         return most
 

@@ -56,7 +56,7 @@ class TargetLink:
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
             request.raise_if_cancelled()
-            most = self._worker.chunk_rows(request.ledger, request.speculation.prefill_rows)
+            most = self._worker.chunk_rows(request.ledger, start, request.speculation.prefill_rows)
             stop = min(start + most, len(tokens))
             chunk = tokens[start:stop]
             job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)

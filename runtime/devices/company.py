@@ -17,20 +17,26 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from mirrorsd.runtime.backends.protocol import TargetBatch
-from mirrorsd.runtime.ledger import TIME_MEMORY, Joint, Overdue, Result, TargetOutput, TargetPass, Ticket
-from mirrorsd.texts.config import SpeculationConfig
+import numpy as np
+
+from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetBatch
+from mirrorsd.runtime.ledger import Joint, Overdue, Result, TargetOutput, TargetPass, Ticket
+from mirrorsd.texts.config import LONGEST_WINDOW, SpeculationConfig
 
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
-_FIRST_CHUNK, _CHUNK_SHARE = 8, 0.75
-"""Rows of a prompt. The first counts for a few passes only, and there are no fewer: they cost less than any pass. And
-what all may take, of a pass: with 1, one pass in a hundred held texts up for three steps, since times vary
-(`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _CHUNK_SHARE=1`; so others here, too)."""
-_FIRST_GUESSES, _FORGOTTEN = 16, 0.005
-"""Guesses that take a pass's time, before any was seen. And what every pass without a guess makes of that again."""
+_READ_SHARE, _MOST_READ_SHARE = 1.0, 2.0
+"""Of a pass's time, that a part of a prompt may take beside texts; and where prompts take turns, however many they are.
+(`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _READ_SHARE=0.75`; so `_MEMORY`, too)."""
+_MEMORY = 0.98
+"""Of what passes took, by every further one."""
+_GUESSED = np.array(
+    [[0, 1, -1, 0, 0], [0, 0, 1, -1, 0], [0, 0, 0, 0, 1], [-1 / LONGEST_WINDOW, -1 / LONGEST_WINDOW, 1, 0, 0]]
+)
+"""What is 0 as long as nothing was seen: what a text takes less a guess, a guess less a row of a prompt, what such rows
+take more behind others, and a guess less its share of a pass of one text, of which the longest window takes all."""
 
 
 class Entry(NamedTuple):
@@ -47,27 +53,45 @@ class Entry(NamedTuple):
         return isinstance(self.job, TargetPass) and self.job.may_join
 
 
-class _RowTimes:
-    """What rows beside one of each text take; until then as if so many, `first`, took as long as these."""
+class _PassTimes:
+    """What passes take: a sum of what any takes, each text that is written, each guess, each row of a prompt.
 
-    def __init__(self, first: int) -> None:
-        self._first, self._rows, self._seconds = float(first), float(first), 0.0
+    A prompt's row takes more the more tokens are before it. All is fitted to the passes so far, by least squares of
+    relative errors, so that one that was held up counts little. What none of them says is as if a single pass had said
+    it (`_GUESSED`).
+    """
 
-    def observe(self, num_rows: int, seconds: float, step: float) -> None:
-        """So many took so long, beside what a `step` takes. A single measurement is not yet believed."""
-        most = 2 * num_rows * self.of_one(step)
-        self._seconds = TIME_MEMORY * (self._seconds or step) + min(max(seconds, 0.0), most)
-        self._rows = TIME_MEMORY * self._rows + num_rows
+    def __init__(self) -> None:
+        num_parts = _GUESSED.shape[1]
+        self._squares, self._sums = np.zeros((num_parts, num_parts)), np.zeros(num_parts)
+        self._parts = np.zeros(num_parts)
 
-    def forget(self, step: float) -> None:
-        """A pass without them: what seems too dear is tried again some time."""
-        if self._seconds:
-            self._seconds += _FORGOTTEN * (step - self._seconds)
-            self._rows += _FORGOTTEN * (self._first - self._rows)
+    def observe(self, seconds: float, passes: Sequence[TargetPass]) -> None:
+        """These together took so long."""
+        parts = [1.0, 0.0, 0.0, 0.0, 0.0]
+        for one in passes:
+            num_rows = len(one.tokens)
+            if one.with_logits is None:
+                parts[3:] = parts[3] + num_rows, parts[4] + num_rows * one.start
+            else:
+                parts[1:3] = parts[1] + 1, parts[2] + num_rows - 1
+        row, guessed = (np.array(values) / max(seconds, 1e-9) for values in (parts, _GUESSED))
+        self._squares = _MEMORY * self._squares + np.outer(row, row)
+        self._sums = _MEMORY * self._sums + row
+        self._parts = np.linalg.solve(self._squares + guessed.T @ guessed, self._sums).clip(0.0)
 
-    def of_one(self, step: float) -> float:
-        """What one of them takes."""
-        return (self._seconds or step) / self._rows
+    def of_texts(self, num_written: int) -> float:
+        """What a pass of so many takes, without guesses or prompts; 0 where that is not known."""
+        return float(self._parts[0] + num_written * self._parts[1])
+
+    @property
+    def of_guess(self) -> float:
+        """What a guess takes; 0 where that is not known."""
+        return float(self._parts[2])
+
+    def of_read(self, start: int) -> float:
+        """What a row of a prompt takes behind so many tokens; 0 where that is not known."""
+        return float(self._parts[3] + start * self._parts[4])
 
 
 @dataclass(slots=True)
@@ -87,9 +111,7 @@ class Company:
     def __init__(self, batch: TargetBatch) -> None:
         self.batch = batch
         self._members: dict[object, _Member] = {}
-        self._steps: dict[int, float] = {}
-        self._seconds, self._num_readers = 0.0, 1
-        self._prompts, self._guesses = _RowTimes(_FIRST_CHUNK), _RowTimes(_FIRST_GUESSES)
+        self._seconds, self._times = 0.0, _PassTimes()
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
@@ -141,11 +163,9 @@ class Company:
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
         readers = [entry for entry in entries if entry.job.with_logits is None]
-        prompts, num_written, step = [len(entry.job.tokens) for entry in readers], len(entries) - len(readers), 0.0
-        if num_written:
-            num_guesses = sum(len(entry.job.tokens) for entry in entries) - sum(prompts) - num_written
-            step = self._learn(seconds, num_written, num_guesses, prompts)
-        guess_s = self._guesses.of_one(step)
+        self._times.observe(seconds, [entry.job for entry in entries])
+        num_written, guess_s = len(entries) - len(readers), self._times.of_guess
+        step = self._times.of_texts(num_written) if num_written else 0.0
         joint = Joint(len(entries) - 1, guess_s, max(1, int(step / (guess_s or 1.0) / len(entries))))
         for entry in entries:
             entry.ticket.joint = joint
@@ -170,46 +190,30 @@ class Company:
     def ended_alone(self, entry: Entry, seconds: float) -> None:
         """A pass of one conversation alone is over."""
         readers = [entry.owner] if entry.job.with_logits is None else []
-        self.ends([entry.owner], 0.0 if readers else self._learn(seconds, 1, len(entry.job.tokens) - 1, []), readers)
+        if readers:
+            self._times.observe(seconds, [entry.job])
+        self.ends([entry.owner], 0.0 if readers else seconds, readers)
 
-    def rows_of_prompt(self, owner: object, others: Iterable[object], most: int) -> int:
-        """How many rows of a prompt, at most `most`, shall pass at once: few where one of the `others` is written."""
+    def rows_of_prompt(self, owner: object, others: Iterable[object], start: int, most: int) -> int:
+        """How many rows of a prompt, behind `start` and at most `most`, shall pass at once.
+
+        Few where one of the `others` is written.
+        """
         now = perf_counter()
         waiting = [self._members.get(other) for other in others if other is not owner]
         known = [(other, one) for other, one in list(self._members.items()) if other is not owner and one.is_prompt]
         about_to_come = [one for _, one in known if one.ended + _WAIT_SHARE * self._seconds > now]
-        is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
-        return min(most, self.chunk_rows) if is_one_written else most
+        num_reading = 1 + sum(member is not None and member.is_reading for member in waiting)
+        is_one_written = num_reading <= len(waiting) or not all(member.is_reading for member in about_to_come)
+        return min(most, self.chunk_rows(start, num_reading)) if is_one_written else most
 
-    def _learn(self, seconds: float, num_written: int, num_guesses: int, prompts: Sequence[int]) -> float:
-        """A pass of so many texts, with so many guesses and rows of each prompt beside them, took so long.
+    def chunk_rows(self, start: int, num_reading: int = 1) -> int:
+        """Rows of a prompt, behind `start`, that ride along in a pass, so many that it takes longer by a share of it.
 
-        Returns:
-            What it takes without those; at the most, where no such pass was seen.
+        Where more are read, which take turns, the share is larger. What rows and a pass take is learned from every one.
         """
-        nearest = min(self._steps, key=lambda number: abs(number - num_written), default=num_written)
-        step = min(self._steps.get(nearest, seconds), seconds)
-        if prompts:
-            self._num_readers = len(prompts)
-            self._prompts.observe(sum(prompts), seconds - step - num_guesses * self._guesses.of_one(step), step)
-        elif num_guesses:
-            self._guesses.observe(num_guesses, seconds - step, step)
-        else:
-            known = self._steps.get(num_written, seconds)
-            step = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
-            self._guesses.forget(step)
-        self._steps[num_written] = step
-        return step
-
-    @property
-    def chunk_rows(self) -> int:
-        """Rows of a prompt that ride along in a pass, so many that it takes longer by a share of its time at the most.
-
-        What they cost depends on how long their text is already, so it is learned from every such pass, over what one
-        of as many texts takes without them.
-        """
-        found = _CHUNK_SHARE * self._seconds / (self._prompts.of_one(self._seconds) or 1.0) / self._num_readers
-        return int(min(max(found, _FIRST_CHUNK), _MOST_CHUNK))
+        seconds = min(_READ_SHARE * num_reading, _MOST_READ_SHARE) * self._seconds
+        return int(min(max(seconds / (self._times.of_read(start) or 1.0), MOST_SEATED), _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
@@ -263,8 +267,8 @@ class Worker(Protocol):
     def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait for a job; whether it is done."""
 
-    def chunk_rows(self, owner: object, most: int) -> int:
-        """How many rows of a prompt, at most `most`, shall pass at once."""
+    def chunk_rows(self, owner: object, start: int, most: int) -> int:
+        """How many rows of a prompt, behind `start` and at most `most`, shall pass at once."""
 
     def running_seconds(self) -> float:
         """For how long the job that the device is at has been running."""

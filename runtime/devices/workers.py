@@ -317,11 +317,11 @@ class DeviceWorker(Worker):
         if self.on_company is not None and isinstance(job, TargetPass):
             self.on_company()
 
-    def chunk_rows(self, owner: object, most: int) -> int:
-        """How many rows of a prompt, at most `most`, shall pass at once: few where others are written meanwhile."""
+    def chunk_rows(self, owner: object, start: int, most: int) -> int:
+        """How many rows of a prompt, behind `start` and at most `most`, shall pass at once: few beside texts."""
         company, loan = self.company, self._loan
         others = [*self._jobs.by_owner, *([] if loan is None else [loan.owner])]
-        return most if company is None else company.rows_of_prompt(owner, others, most)
+        return most if company is None else company.rows_of_prompt(owner, others, start, most)
 
     def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
