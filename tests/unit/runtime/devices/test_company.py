@@ -310,6 +310,25 @@ def test_parts_of_prompts_take_as_long_as_the_pass(at: Callable[[float], None]) 
     assert company.chunk_rows(0, 2) == company.chunk_rows(0, 5) == 128, "where prompts take turns, two passes' time"
 
 
+def test_parts_are_longer_where_several_prompts_take_turns(at: Callable[[float], None]) -> None:
+    """A pass takes 10 ms here, and half a millisecond for each row of a prompt."""
+    now = [0.0]
+
+    def take_time(passes: Sequence[TargetPass]) -> None:
+        now[0] += 0.010 + 0.0005 * sum(len(one.tokens) for one in passes if one.with_logits is None)
+        at(now[0])
+
+    company = Company(FakeBatch(fail=take_time))
+    for rows in (8, 16, 24):
+        prompt = new_pass(with_logits=None)
+        prompt.tokens = np.zeros(rows, np.int64)
+        company.run([Entry(prompt, Ticket(), "reader", None), Entry(new_pass(), Ticket(), "writer", None)])
+    alone = company.rows_of_prompt("new", ["new", "writer"], 0, 128)
+    assert 18 <= alone <= 22
+    assert company.rows_of_prompt("new", ["writer", "reader"], 0, 128) in (2 * alone, 2 * alone + 1)
+    assert company.rows_of_prompt("new", ["reader"], 0, 128) == 128, "nobody is written"
+
+
 def test_a_part_of_a_prompt_counts_over_what_as_many_texts_take_without_one(at: Callable[[float], None]) -> None:
     """Each text's row takes 4 ms here, a prompt's 0.25 ms, and other programs may hold up a pass."""
     now, held_up = [0.0], [0.0]
