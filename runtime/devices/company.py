@@ -1,7 +1,8 @@
 """What is asked of a device and queued for it, who decodes beside whom, and for whom a joint pass waits.
 
-Owns: when each conversation's last pass ended, and whether it comes back at once. Does not own: the passes
-(`workers`), how rows are put together (`backends/protocol.TargetBatch`).
+Owns: when each conversation's last pass ended, whether it comes back at once, and how much of a prompt is read beside
+others. Does not own: the passes (`workers`), what they take (`pass_times`), how rows are put together
+(`backends/protocol.TargetBatch`).
 
 A conversation that joins a pass late needs another one, so the others wait for it, but no longer than half a pass: that
 is what they would lose if it came while their own pass runs. Nobody waits for one that did not come back in that time
@@ -17,26 +18,20 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetBatch
+from mirrorsd.runtime.devices.pass_times import PassTimes
 from mirrorsd.runtime.ledger import Joint, Overdue, Result, TargetOutput, TargetPass, Ticket
-from mirrorsd.texts.config import LONGEST_WINDOW, SpeculationConfig
+from mirrorsd.texts.config import SpeculationConfig
 
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
 _READ_SHARE, _MOST_READ_SHARE = 1.0, 2.0
-"""Of a pass's time, that a part of a prompt may take beside texts; and where prompts take turns, however many they are.
-(`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _READ_SHARE=0.75`; so `_MEMORY`, too)."""
-_MEMORY = 0.98
-"""Of what passes took, by every further one."""
-_GUESSED = np.array(
-    [[0, 1, -1, 0, 0], [0, 0, 1, -1, 0], [0, 0, 0, 0, 1], [-1 / LONGEST_WINDOW, -1 / LONGEST_WINDOW, 1, 0, 0]]
-)
-"""What is 0 as long as nothing was seen: what a text takes less a guess, a guess less a row of a prompt, what such rows
-take more behind others, and a guess less its share of a pass of one text, of which the longest window takes all."""
+"""Of a pass's time, that a part of a prompt may take beside texts
+(`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _READ_SHARE=0.75`); and where prompts take
+turns, however many they are: texts never stand still for longer than two of their steps
+(`bench/claims/serving/company.py BUNDLE --users 8 --with _MOST_READ_SHARE=1`)."""
 
 
 class Entry(NamedTuple):
@@ -51,47 +46,6 @@ class Entry(NamedTuple):
     def may_join(self) -> bool:
         """Whether it is a pass that can be run with others'."""
         return isinstance(self.job, TargetPass) and self.job.may_join
-
-
-class _PassTimes:
-    """What passes take: a sum of what any takes, each text that is written, each guess, each row of a prompt.
-
-    A prompt's row takes more the more tokens are before it. All is fitted to the passes so far, by least squares of
-    relative errors, so that one that was held up counts little. What none of them says is as if a single pass had said
-    it (`_GUESSED`).
-    """
-
-    def __init__(self) -> None:
-        num_parts = _GUESSED.shape[1]
-        self._squares, self._sums = np.zeros((num_parts, num_parts)), np.zeros(num_parts)
-        self._parts = np.zeros(num_parts)
-
-    def observe(self, seconds: float, passes: Sequence[TargetPass]) -> None:
-        """These together took so long."""
-        parts = [1.0, 0.0, 0.0, 0.0, 0.0]
-        for one in passes:
-            num_rows = len(one.tokens)
-            if one.with_logits is None:
-                parts[3:] = parts[3] + num_rows, parts[4] + num_rows * one.start
-            else:
-                parts[1:3] = parts[1] + 1, parts[2] + num_rows - 1
-        row, guessed = (np.array(values) / max(seconds, 1e-9) for values in (parts, _GUESSED))
-        self._squares = _MEMORY * self._squares + np.outer(row, row)
-        self._sums = _MEMORY * self._sums + row
-        self._parts = np.linalg.solve(self._squares + guessed.T @ guessed, self._sums).clip(0.0)
-
-    def of_texts(self, num_written: int) -> float:
-        """What a pass of so many takes, without guesses or prompts; 0 where that is not known."""
-        return float(self._parts[0] + num_written * self._parts[1])
-
-    @property
-    def of_guess(self) -> float:
-        """What a guess takes; 0 where that is not known."""
-        return float(self._parts[2])
-
-    def of_read(self, start: int) -> float:
-        """What a row of a prompt takes behind so many tokens; 0 where that is not known."""
-        return float(self._parts[3] + start * self._parts[4])
 
 
 @dataclass(slots=True)
@@ -111,7 +65,7 @@ class Company:
     def __init__(self, batch: TargetBatch) -> None:
         self.batch = batch
         self._members: dict[object, _Member] = {}
-        self._seconds, self._times = 0.0, _PassTimes()
+        self._seconds, self._times = 0.0, PassTimes()
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
@@ -188,11 +142,16 @@ class Company:
             return None, error
 
     def ended_alone(self, entry: Entry, seconds: float) -> None:
-        """A pass of one conversation alone is over."""
-        readers = [entry.owner] if entry.job.with_logits is None else []
-        if readers:
+        """A pass of one conversation alone is over.
+
+        A prompt's rows take there what they take in company. A text's pass does not, as its graph is another one, and
+        says only how long others wait: without its guesses, as far as that is known.
+        """
+        if entry.job.with_logits is None:
             self._times.observe(seconds, [entry.job])
-        self.ends([entry.owner], 0.0 if readers else seconds, readers)
+            self.ends([entry.owner], 0.0, [entry.owner])
+        else:
+            self.ends([entry.owner], min(seconds, self._times.of_texts(1) or seconds))
 
     def rows_of_prompt(self, owner: object, others: Iterable[object], start: int, most: int) -> int:
         """How many rows of a prompt, behind `start` and at most `most`, shall pass at once.
@@ -203,17 +162,18 @@ class Company:
         waiting = [self._members.get(other) for other in others if other is not owner]
         known = [(other, one) for other, one in list(self._members.items()) if other is not owner and one.is_prompt]
         about_to_come = [one for _, one in known if one.ended + _WAIT_SHARE * self._seconds > now]
-        num_reading = 1 + sum(member is not None and member.is_reading for member in waiting)
-        is_one_written = num_reading <= len(waiting) or not all(member.is_reading for member in about_to_come)
-        return min(most, self.chunk_rows(start, num_reading)) if is_one_written else most
+        if all(member is not None and member.is_reading for member in (*waiting, *about_to_come)):
+            return most
+        num_reading = sum(member is not None and member.is_reading for member in waiting)
+        return min(most, self.chunk_rows(start, 1 + num_reading))
 
     def chunk_rows(self, start: int, num_reading: int = 1) -> int:
         """Rows of a prompt, behind `start`, that ride along in a pass, so many that it takes longer by a share of it.
 
-        Where more are read, which take turns, the share is larger. What rows and a pass take is learned from every one.
+        Where more are read, which take turns, the share is larger. They are no fewer than a text may bring.
         """
         seconds = min(_READ_SHARE * num_reading, _MOST_READ_SHARE) * self._seconds
-        return int(min(max(seconds / (self._times.of_read(start) or 1.0), MOST_SEATED), _MOST_CHUNK))
+        return int(min(max(seconds / (self._times.of_prompt_row(start) or 1.0), MOST_SEATED), _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""

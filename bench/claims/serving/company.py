@@ -2,14 +2,14 @@
 
     python bench/claims/serving/company.py smollm2.mirror --method plain --output company.json
     python bench/claims/serving/company.py smollm2.mirror --rounds 0 --texts 1000
-    python bench/claims/serving/company.py smollm2.mirror --rounds 0 --arriving 1500 --tokens 400 --with _CHUNK_SHARE=1
+    python bench/claims/serving/company.py smollm2.mirror --rounds 0 --arriving 1500 --tokens 400 --with _MEMORY=0.8
 
 Users take the prompts from one queue, each with a session of its own. Numbers of users take turns, round by round; a
 gain is the median of the rounds' ratios to one user. `--texts` asks that many texts of all methods in company of
 eight: greedy and sampled, with penalties, log-probabilities and forms. Each is compared with the same text alone.
 `--arriving` has a prompt of so many tokens come while seven texts are decoded, and says how long these stood still: the
 99th percentile of the times between two of their chunks, in medians of the same without the prompt. `--with` measures
-all of this once more, by turns, with a number of `runtime/devices/company.py` at another value.
+all of this once more, by turns, with a number of `runtime/devices/company.py` or `pass_times.py` at another value.
 """
 
 import threading
@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.devices import company
+from mirrorsd.runtime.devices import company, pass_times
 from mirrorsd.runtime.session import MirrorSession
 
+_OWNERS = (company, pass_times)
 _STILL = ("step_ms", "p99_before", "p99_beside", "read_s")
 _NUM_IDS = 256
 """Of a made-up prompt; every vocabulary has so many."""
@@ -74,7 +75,7 @@ def main() -> None:
         if options.arriving:
             found: dict[str, list[dict[str, float]]] = {}
             for number in numbers * options.arrivals:
-                with runs.with_changed(number, [company]):
+                with runs.with_changed(number, _OWNERS):
                     still = standing_still(sessions, prompts, config, options.arriving)
                 found.setdefault(str(number or ""), []).append(still)
             report["standing_still"] = [
@@ -113,7 +114,7 @@ def measure(
         for way in ways:
             for session in sessions:
                 session.forget()
-            with runs.with_changed(way[1], [company]):
+            with runs.with_changed(way[1], _OWNERS):
                 started = perf_counter()
                 texts = answer(sessions[: way[0]], asked)
                 seconds = perf_counter() - started

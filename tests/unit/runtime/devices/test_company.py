@@ -329,69 +329,12 @@ def test_parts_are_longer_where_several_prompts_take_turns(at: Callable[[float],
     assert company.rows_of_prompt("new", ["reader"], 0, 128) == 128, "nobody is written"
 
 
-def test_a_part_of_a_prompt_counts_over_what_as_many_texts_take_without_one(at: Callable[[float], None]) -> None:
-    """Each text's row takes 4 ms here, a prompt's 0.25 ms, and other programs may hold up a pass."""
-    now, held_up = [0.0], [0.0]
-
-    def take_time(passes: Sequence[TargetPass]) -> None:
-        written = sum(one.with_logits is not None for one in passes)
-        now[0] += 0.004 * written + 0.00025 * sum(len(one.tokens) for one in passes if one.with_logits is None)
-        now[0] += held_up[0]
-        at(now[0])
-
-    company = Company(FakeBatch(fail=take_time))
-
-    def run(num_texts: int, *prompts: int) -> None:
-        jobs = [new_pass() for _ in range(num_texts)] + [new_pass(with_logits=None) for _ in prompts]
-        for job, rows in zip(jobs[num_texts:], prompts, strict=True):
-            job.tokens = np.zeros(rows, np.int64)
-        company.run([Entry(job, Ticket(), number, None) for number, job in enumerate(jobs)])
-
-    run(6)
-    for _ in range(9):
-        run(2)
-    for _ in range(20):
-        run(6, company.chunk_rows(0))
-    assert 92 <= company.chunk_rows(0) <= 98, "24 ms, although passes of two were the last"
-    run(5, company.chunk_rows(0))
-    assert 76 <= company.chunk_rows(0) <= 82, "20 ms"
-    run(7, company.chunk_rows(0))
-    assert 106 <= company.chunk_rows(0) <= 114, "no such pass was seen, and 28 ms are expected"
-    held_up[0] = 10.0
-    for _ in range(20):
-        run(2, company.chunk_rows(0))
-    held_up[0] = 0.0
-    run(2, company.chunk_rows(0))
-    assert 28 <= company.chunk_rows(0) <= 36, "what was held up says little"
-
-
-def test_rows_behind_a_long_part_of_a_prompt_take_longer(at: Callable[[float], None]) -> None:
-    """A pass takes 40 ms here, a prompt's row 1 ms, and another one for every 1,000 tokens before it."""
+def test_what_guesses_take_bounds_them(at: Callable[[float], None]) -> None:
+    """A pass of four texts takes 20 ms here, and 1 ms for each guess."""
     now = [0.0]
 
     def take_time(passes: Sequence[TargetPass]) -> None:
-        rows = [(len(one.tokens), one.start) for one in passes if one.with_logits is None]
-        now[0] += 0.040 + 0.001 * sum(count * (1 + start / 1000) for count, start in rows)
-        at(now[0])
-
-    company = Company(FakeBatch(fail=take_time))
-    start, session = 0, new_pass().session
-    while start < 1500:
-        prompt = new_pass(session, with_logits=None, start=start)
-        prompt.tokens = np.zeros(company.chunk_rows(start), np.int64)
-        company.run([Entry(prompt, Ticket(), 0, None), Entry(new_pass(), Ticket(), 1, None)])
-        start += len(prompt.tokens)
-    assert 36 <= company.chunk_rows(0) <= 44
-    assert 18 <= company.chunk_rows(1000) <= 22
-    assert 12 <= company.chunk_rows(2000) <= 15, "no row so far behind was seen"
-
-
-def test_what_guesses_take_is_learned_and_bounds_them(at: Callable[[float], None]) -> None:
-    """A pass of four texts takes 20 ms here, and 1 ms for each guess."""
-    now, of_guess = [0.0], [0.001]
-
-    def take_time(passes: Sequence[TargetPass]) -> None:
-        now[0] += 0.020 + of_guess[0] * sum(len(one.tokens) - 1 for one in passes)
+        now[0] += 0.020 + 0.001 * sum(len(one.tokens) - 1 for one in passes)
         at(now[0])
 
     company = Company(FakeBatch(8, fail=take_time))
@@ -409,11 +352,17 @@ def test_what_guesses_take_is_learned_and_bounds_them(at: Callable[[float], None
         found = run(3, 0, 1, 0)
     assert found.guess_s == pytest.approx(0.001, rel=0.1)
     assert found.most_guesses in (4, 5), "so many of each take as long as the pass without them"
-    of_guess[0] = 0.010
-    for _ in range(250):
-        run(0, 0, 0, 0)
-        found = run(1, 0, 0, 0)
-    assert (found.guess_s, found.most_guesses) == (pytest.approx(0.010, rel=0.1), 1)
-    for _ in range(1000):
-        found = run(0, 0, 0, 0)
-    assert found.guess_s < 0.002, "what seems too dear is tried again some time"
+
+
+def test_a_window_of_one_alone_does_not_make_others_wait_for_longer(at: Callable[[float], None]) -> None:
+    """A pass takes 10 ms here, a row 1 ms."""
+    company = Company(FakeBatch(fail=lambda passes: at(0.010 + 0.001 * sum(len(one.tokens) for one in passes))))
+    for _ in range(3):
+        at(0.0)
+        company.run([Entry(new_pass(), Ticket(), number, None) for number in range(2)])
+    at(1.0)
+    window = new_pass()
+    window.tokens = np.zeros(24, np.int64)
+    company.ended_alone(Entry(window, Ticket(), "one", None), 0.034)
+    company.arrives("one")
+    assert 0 < company.seconds_to_wait(()) < 0.007, "half of a pass of a row"

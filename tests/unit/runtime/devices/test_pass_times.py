@@ -1,0 +1,81 @@
+"""What joint passes take: what is learned from them, what is assumed before, and what is forgotten."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.devices.pass_times import PassTimes
+from mirrorsd.runtime.ledger import Ledger, TargetPass
+from mirrorsd.testing.fake import FakeTarget
+
+VOCAB = 8
+
+
+def new_passes(num_texts: int, num_guesses: int = 0, read: Sequence[tuple[int, int]] = ()) -> list[TargetPass]:
+    """Passes of so many texts, the first with guesses, and parts of prompts: rows, and tokens before them."""
+    session = FakeTarget(lambda _: np.zeros(VOCAB), vocab_size=VOCAB)
+    rows = [(1 + num_guesses * (number == 0), 0, False) for number in range(num_texts)]
+    rows += [(count, start, None) for count, start in read]
+    return [
+        TargetPass(
+            session=session, tokens=np.zeros(count, np.int64), start=start, ledger=Ledger(), with_logits=with_logits
+        )
+        for count, start, with_logits in rows
+    ]
+
+
+def test_nothing_is_known_before_the_first_pass() -> None:
+    times = PassTimes()
+    assert (times.of_texts(1), times.of_guess, times.of_prompt_row(100)) == (0.0, 0.0, 0.0)
+
+
+def test_the_longest_window_is_assumed_to_take_as_long_as_a_pass() -> None:
+    times = PassTimes()
+    times.observe(0.031, new_passes(1))
+    assert times.of_texts(1) == pytest.approx(0.031)
+    assert times.of_guess == pytest.approx(0.001)
+    assert times.of_prompt_row(0) == times.of_prompt_row(900) == pytest.approx(0.001)
+
+
+def test_texts_guesses_and_rows_of_prompts_are_told_apart() -> None:
+    """A pass takes 20 ms, a text 4, a guess 2, a prompt's row 1, and another one for every 1,000 tokens before it."""
+    times = PassTimes()
+    for number in range(60):
+        texts, guesses, rows, start = 1 + number % 7, number % 3, number % 5 * 10, number * 25
+        seconds = 0.020 + 0.004 * texts + 0.002 * guesses + 0.001 * rows * (1 + start / 1000)
+        times.observe(seconds, new_passes(texts, guesses, [(rows, start)]))
+    assert times.of_texts(0) == pytest.approx(0.020, rel=0.02)
+    assert times.of_texts(8) == pytest.approx(0.052, rel=0.02), "no such pass was seen"
+    assert times.of_guess == pytest.approx(0.002, rel=0.05)
+    assert times.of_prompt_row(0) == pytest.approx(0.001, rel=0.05)
+    assert times.of_prompt_row(3000) == pytest.approx(0.004, rel=0.05), "no row so far behind was seen"
+
+
+def test_prompts_alone_say_what_their_rows_take_beside_texts() -> None:
+    times = PassTimes()
+    for rows in (128, 40, 128):
+        times.observe(0.010 + 0.002 * rows, new_passes(0, read=[(rows, 0)]))
+    assert times.of_prompt_row(0) == pytest.approx(0.002, rel=0.05)
+
+
+def test_what_was_held_up_says_little() -> None:
+    times = PassTimes()
+    for number in range(30):
+        times.observe(0.020 + 0.001 * (number % 4), new_passes(2, number % 4))
+    for _ in range(20):
+        times.observe(10.0, new_passes(2, 3))
+    assert times.of_texts(2) == pytest.approx(0.020, rel=0.05)
+    assert times.of_guess == pytest.approx(0.001, rel=0.1)
+
+
+def test_what_changes_is_learned_again_and_what_is_not_seen_is_forgotten() -> None:
+    times = PassTimes()
+    for number in range(60):
+        times.observe(0.020 + 0.001 * (number % 4), new_passes(4, number % 4))
+    for number in range(500):
+        times.observe(0.020 + 0.010 * (number % 2), new_passes(4, number % 2))
+    assert times.of_guess == pytest.approx(0.010, rel=0.1)
+    for _ in range(1000):
+        times.observe(0.020, new_passes(4))
+    assert times.of_guess < 0.002, "what seems too dear is tried again some time"
