@@ -31,7 +31,7 @@ _READ_SHARE, _MOST_READ_SHARE = 1.0, 2.0
 """Of a pass's time, that a part of a prompt may take beside texts
 (`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _READ_SHARE=0.75`); and where prompts take
 turns, however many they are: texts never stand still for longer than two of their steps
-(the same with `--users 8 --rounds 3 --prompts spec_bench_240.jsonl --count 30 --with _MOST_READ_SHARE=1`)."""
+(there with `BUNDLE --users 8 --prompts spec_bench_240.jsonl --count 30 --with _MOST_READ_SHARE=1`)."""
 
 
 class Entry(NamedTuple):
