@@ -29,7 +29,8 @@ EXACT_INTEGERS = ("session.x64quantprecision", "1")
 """The setting of a session under which ONNX Runtime's sums of 8-bit products are exact on every processor.
 
 On x64 without instructions for them (VNNI) it adds two products in 16 bits otherwise, which cuts large sums off. Asked
-for precision, it turns signed weights into unsigned ones, whose kernels add in 32 bits; elsewhere nothing changes.
+for precision, it turns signed weights into unsigned ones, whose kernels add in 32 bits. It does so (1.31) on other
+processors, too, whose kernels for signed weights are exact and faster (`providers.ask_for_exact_integers`).
 Source: `kOrtSessionOptionsAvx2PrecisionMode` in ONNX Runtime's `onnxruntime_session_options_config_keys.h`.
 """
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, Port, model, node
-from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, adds_exactly, provider_options, session_options
 from mirrorsd.graphs.errors import DeviceError, raised_as
 
 _INT64 = ONNX_TYPES["int64"]
@@ -61,12 +61,8 @@ class DeviceMemory:
 
 @functools.cache
 def integers_are_exact(placement: TargetPlacement) -> bool:
-    """Whether products of 8-bit integers are exact on this processor, as `names.EXACT_INTEGERS` asks for."""
-    rows, weight = np.full((2, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
-    product = node("MatMulInteger", ["rows", "weight"], ["out"])
-    ports = [("rows", ONNX_TYPES["uint8"], 2)], [("out", ONNX_TYPES["int32"], 2)]
-    (found,) = _session(placement, model([product], *ports, {"weight": weight})).run(None, {"rows": rows})
-    return bool((found == 255 * 127 * 64).all())
+    """Whether this processor adds up products of 8-bit integers without loss, in sessions as targets have them."""
+    return adds_exactly(session_options(placement), placement.provider, provider_options(placement))
 
 
 @functools.cache
