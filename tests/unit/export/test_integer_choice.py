@@ -38,16 +38,16 @@ class Rows(NamedTuple):
 
 
 class Products:
-    """Computes for so many milliseconds, while another process has the core for some."""
+    """Computes for so many milliseconds, and some for each row, while another process has the core for some."""
 
-    def __init__(self, computing: float, waiting: float) -> None:
-        self._computing, self._waiting = computing, waiting
+    def __init__(self, computing: float, waiting: float, by_row: float = 0) -> None:
+        self._computing, self._waiting, self._by_row = computing, waiting, by_row
 
     def get_inputs(self) -> list[Rows]:
         return [Rows()]
 
     def run(self, outputs: None, given: dict[str, Any]) -> None:
-        end = time.thread_time() + self._computing / 1e3
+        end = time.thread_time() + (self._computing + self._by_row * given["rows"].shape[1]) / 1e3
         time.sleep(self._waiting / 1e3)
         while time.thread_time() < end:
             np.zeros(8)
@@ -80,6 +80,14 @@ def test_rows_are_rotated_where_the_layer_gains_enough_and_they_have_several_par
     monkeypatch.setattr(integer_choice, "_shapes", lambda _: [(64, 64), (width, 64)])
     monkeypatch.setattr(integer_choice, "_products", products)
     assert rotated_width({}, WeightFormats(layers=EIGHT)) == found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread's own time is told in steps of 16 ms")
+def test_a_gain_with_a_prompts_rows_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {True: (2, 0, 0), False: (2, 0, 0.05)}
+    monkeypatch.setattr(integer_choice, "_shapes", lambda _: [(64, 64)])
+    monkeypatch.setattr(integer_choice, "_products", lambda _, choice: Products(*times[choice.is_by_row]))
+    assert integers_are_faster({}, WeightFormats(layers=EIGHT))
 
 
 def test_a_product_of_rotated_rows_can_be_timed() -> None:
