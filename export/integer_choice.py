@@ -29,7 +29,7 @@ from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.verify.quality import range_windows
 from mirrorsd.export.weights.block_formats import BlockChoice, InputScaling, WeightFormats
 from mirrorsd.export.weights.lazy_weight import LazyWeight
-from mirrorsd.export.weights.rotation import ROTATED
+from mirrorsd.export.weights.rotation import has_parts
 
 Times = NDArray[np.float64]
 _TURNS, _LAYERS = 7, 2
@@ -54,8 +54,8 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        width = rotated_width(job.target.config, job.formats)
-        inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer, width)
+        may_rotate = gain_of_rotation(job.target.config, job.formats) >= _LEAST_GAIN
+        inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer, may_rotate=may_rotate)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     network = model.network
@@ -93,11 +93,6 @@ def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bo
     return _gain(of_blocks, of_integers) > 1
 
 
-def rotated_width(config: Mapping[str, Any], formats: WeightFormats) -> int:
-    """How wide a layer's last product is, if rotating its rows for a product of integers is worth it; else 0."""
-    return _shapes(config)[-1][0] if gain_of_rotation(config, formats) >= _LEAST_GAIN else 0
-
-
 def gain_of_rotation(config: Mapping[str, Any], formats: WeightFormats) -> float:
     """How much faster a layer's products are where the last one's rows are rotated than where it is of blocks.
 
@@ -105,7 +100,7 @@ def gain_of_rotation(config: Mapping[str, Any], formats: WeightFormats) -> float
     """
     assert formats.layers is not None
     (*others, last), integers = _shapes(config), replace(formats.layers, is_by_row=True)
-    if last[0] % ROTATED or last[0] == ROTATED:
+    if not has_parts(last[0]):
         return 0.0
     sessions = [_products(others, integers), _products([last], formats.layers)]
     of_others, of_blocks, rotated = _seconds(*sessions, _products([last], integers, is_rotated=True))

@@ -20,7 +20,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.aware_quantisation import ProductInputs
 from mirrorsd.export.weights.block_formats import InputScaling
 from mirrorsd.export.weights.block_quantisation import TOP_LEVEL
-from mirrorsd.export.weights.rotation import rotate
+from mirrorsd.export.weights.rotation import has_parts, rotate
 
 _SHARES = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _MOST_ROWS, _MOST_OUTPUTS = 256, 512
@@ -37,13 +37,14 @@ _WORTH_A_NODE = 0.8
 
 
 def scale_inputs(
-    model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = (), rotated_width: int = 0
+    model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = (), *, may_rotate: bool = False
 ) -> tuple[dict[str, InputScaling], bool]:
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
     Weights of one input get one and the same scaling. Those that would lose too much by row are left out, and those
-    that are `in_blocks` in any case. Inputs of `rotated_width` may be rotated where that is enough. The LM head is not
-    left out: whether it loses too much is told beside them.
+    that are `in_blocks` in any case. A layer's inputs are rotated where `may_rotate` and that is needed and enough: one
+    product left in blocks of more than 64 would have all rows computed in pairs. The LM head is not left out: whether
+    it loses too much is told beside them.
     """
     groups = [names for names in inputs.groups if names[0] not in in_blocks]
     groups += [(inputs.head,)] if inputs.head is not None else []
@@ -55,7 +56,7 @@ def scale_inputs(
         weight = torch.cat([_by_output(model, modules[name]) for name in names])
         is_head = names == (inputs.head,)
         chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names), is_head=is_head)
-        if error > _MOST_ERROR and not is_head and rows.shape[1] == rotated_width:
+        if error > _MOST_ERROR and may_rotate and not is_head and has_parts(rows.shape[1]):
             chosen, error = scaling_of(rows, weight, is_normed=False, is_rotated=True)
         is_head_coarse |= is_head and error > _MOST_ERROR
         if is_head or error <= _MOST_ERROR:

@@ -31,6 +31,11 @@ def signs(size: int = ROTATED) -> npt.NDArray[np.float32]:
     return matrix
 
 
+def has_parts(width: int) -> bool:
+    """Whether so many numbers are several parts of `ROTATED`, as rotating a row needs."""
+    return width % ROTATED == 0 and width > ROTATED
+
+
 def rotate(rows: Array, size: int = ROTATED) -> Array:
     """`rows` `[n, K]` with every `size` numbers rotated into each other, in float32; twice gives back what it was.
 

@@ -51,12 +51,20 @@ def test_a_head_whose_best_logits_are_computed_again(
     assert {"QGemm", "GatherBlockQuantized", "ScatterElements"} <= nodes
 
 
+@pytest.mark.parametrize(("rotated", "width"), [("down_proj", 64), ("o_proj", 64), ("_proj", 128)])
 def test_rows_that_are_rotated_before_a_product(
-    make_checkpoint: Callable[..., Path], llama_pair: Any, tmp_path: Path, knows_integer_kernels: bool
+    make_checkpoint: Callable[..., Path],
+    llama_pair: Any,
+    tmp_path: Path,
+    knows_integer_kernels: bool,
+    rotated: str,
+    width: int,
 ) -> None:
-    case = replace(CASES[0], sizes=CASES[0].sizes | {"intermediate_size": 192})
+    """Of one kind of product, or of all, those that share their rows included."""
+    sizes = CASES[0].sizes | {"hidden_size": width, "head_dim": 32, "intermediate_size": 192}
+    case = replace(CASES[0], sizes=sizes, largest_error=0.6, least_agreement=0.85)
     parts = (make_checkpoint, llama_pair, tmp_path)
-    nodes = prove(case, *parts, is_invariant=knows_integer_kernels, is_scan=False, rotated="down_proj")
+    nodes = prove(case, *parts, is_invariant=knows_integer_kernels, is_scan=False, rotated=rotated)
     assert "FusedMatMul" in nodes
 
 
