@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from mirrorsd.bench import runs
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.devices.onnxruntime.providers import sums_are_exact
 from mirrorsd.export import ExportOptions, integer_choice
 from mirrorsd.graphs import names
@@ -36,14 +37,14 @@ def main() -> None:
     forms = {"integers": integer_choice._products(shapes, integers)}
     with patch.object(integer_choice, "ask_for_exact_integers", _ask):
         forms["integers, asked for precision"] = integer_choice._products(shapes, integers)
-    forms[f"blocks of {blocks.block_size}"] = integer_choice._products(shapes, blocks)
+    forms["blocks"] = integer_choice._products(shapes, blocks)
     rows = [{"products": name} | {f"ms {size}": 0.0 for size in _ROWS} for name in forms]
     for size in _ROWS:
         for row, seconds in zip(rows, least_seconds(list(forms.values()), size), strict=True):
             row[f"ms {size}"] = round(1e3 * seconds, 3)
     runs.print_rows(rows, tuple(rows[0]))
-    where = {"config": options.config.name, "sums_are_exact": sums_are_exact()}
-    runs.finish(where | {"rows": rows}, options.output)
+    where = {"config": options.config.name, "machine": describe_machine(), "versions": installed_versions()}
+    runs.finish(where | {"sums_are_exact": sums_are_exact(), "rows": rows}, options.output)
 
 
 def _ask(options: ort.SessionOptions) -> None:
