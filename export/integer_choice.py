@@ -38,8 +38,8 @@ _ROWS = (1, 8, 64)
 _LEAST_GAIN = 1.2
 """Of the speed of a layer's products, for which rows are rotated, as blocks keep more of the best tokens
 (`bench/studies/weights/rotated_rows.py`, and `mirrorsd export` tells best tokens). On a Xeon with AMX, products of
-Qwen2.5-Coder-1.5B gain 1.29 (1.04, 1.22 and 1.70 with 1, 8 and 64 rows), and those of SmolLM2-135M 1.17. On a processor
-with AVX2 alone 96.1 % of the former's best tokens stay for 96.6 %, and 95.3 % of the latter's for 96.0 %."""
+Qwen2.5-Coder-1.5B gain 1.28, and those of SmolLM2-135M 1.17 to 1.21. On a processor with AVX2 alone 96.1 % of the
+former's best tokens stay for 96.6 %, and 95.3 % of the latter's for 96.0 %."""
 
 
 def with_integer_products(job: PairJob, folder: Path) -> PairJob:

@@ -69,8 +69,8 @@ def sums_are_exact() -> bool:
     """Whether this processor adds up products of 8-bit integers without being asked for precision.
 
     Processors with VNNI do, and those of ARM. Asked for, ONNX Runtime (1.31) would leave their kernels for signed
-    weights alone: two layers' products of Qwen2.5-Coder-1.5B on one core of a Xeon with AMX take 7.3 and 8.4 ms for 1
-    and 8 rows without, 8.5 and 15.8 with (`bench/studies/weights/asked_precision.py`).
+    weights alone: two layers' products of Qwen2.5-Coder-1.5B on one core of a Xeon with AMX take 8.6 and 8.5 ms for 1
+    and 8 rows without, 9.4 and 15.5 with (`bench/studies/weights/asked_precision.py`).
     """
     return adds_exactly(ort.SessionOptions(), "CPUExecutionProvider", {})
 

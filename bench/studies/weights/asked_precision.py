@@ -2,18 +2,16 @@
 
     python bench/studies/weights/asked_precision.py CONFIG.json --output asked_precision.json
 
-`CONFIG.json` is a target's. Two of its layers' products have random weights and run by turns on one core. `ms 8` is the
-least time of eight rows. The first row of integers is how targets are opened on this processor
-(`providers.ask_for_exact_integers`).
+`CONFIG.json` is a target's. Two of its layers' products have random weights and run by turns on one core, as when an
+export chooses between the forms. `ms 8` is the least time of eight rows. The first row of integers is how targets are
+opened on this processor (`providers.ask_for_exact_integers`).
 """
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from unittest.mock import patch
 
-import numpy as np
 import onnxruntime as ort
 
 from mirrorsd.bench import runs
@@ -21,8 +19,6 @@ from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.devices.onnxruntime.providers import sums_are_exact
 from mirrorsd.export import ExportOptions, integer_choice
 from mirrorsd.graphs import names
-
-_ROWS, _TURNS = (1, 8, 16, 64), 15
 
 
 def main() -> None:
@@ -38,10 +34,12 @@ def main() -> None:
     with patch.object(integer_choice, "ask_for_exact_integers", _ask):
         forms["integers, asked for precision"] = integer_choice._products(shapes, integers)
     forms["blocks"] = integer_choice._products(shapes, blocks)
-    rows = [{"products": name} | {f"ms {size}": 0.0 for size in _ROWS} for name in forms]
-    for size in _ROWS:
-        for row, seconds in zip(rows, least_seconds(list(forms.values()), size), strict=True):
-            row[f"ms {size}"] = round(1e3 * seconds, 3)
+    sizes, found = integer_choice._ROWS, integer_choice._seconds(*forms.values())
+    rows = [
+        {"products": name}
+        | {f"ms {size}": round(1e3 * float(one), 3) for size, one in zip(sizes, seconds, strict=True)}
+        for name, seconds in zip(forms, found, strict=True)
+    ]
     runs.print_rows(rows, tuple(rows[0]))
     where = {"config": options.config.name, "machine": describe_machine(), "versions": installed_versions()}
     runs.finish(where | {"sums_are_exact": sums_are_exact(), "rows": rows}, options.output)
@@ -49,18 +47,6 @@ def main() -> None:
 
 def _ask(options: ort.SessionOptions) -> None:
     options.add_session_config_entry(*names.EXACT_INTEGERS)
-
-
-def least_seconds(sessions: list[ort.InferenceSession], rows: int) -> list[float]:
-    """Of each, by turns."""
-    least = [float("inf")] * len(sessions)
-    for _ in range(_TURNS):
-        for number, session in enumerate(sessions):
-            given = {i.name: np.ones((1, rows, int(i.shape[2])), np.float32) for i in session.get_inputs()}
-            started = perf_counter()
-            session.run(None, given)
-            least[number] = min(least[number], perf_counter() - started)
-    return least
 
 
 if __name__ == "__main__":
