@@ -116,9 +116,9 @@ def cannot_run(device_map: DeviceMap, bundle: Manifest) -> str:
     """Why a bundle's models cannot run where a device map has them, if its devices are there; empty if they can."""
     if reason := cannot_compute(device_map, bundle.target.computes_in):
         return reason
-    if bundle.draft.is_in_blocks and (device_map.draft.device != "CPU" or device_map.draft.emulated):
+    if bundle.draft.is_for_processors and (device_map.draft.device != "CPU" or device_map.draft.emulated):
         return (
-            "this bundle's draft is in int4-blocks, which are for a processor; device map "
+            f"this bundle's draft is in {bundle.draft.precision}, which are for a processor; device map "
             f"{device_map.name!r} has the draft on {device_map.draft.device}. Choose one with the draft on the CPU, or "
             "export the bundle again with --draft-precision int8"
         )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import psutil
 
-from mirrorsd.device_maps import DeviceMap, TargetPlacement
+from mirrorsd.device_maps import DeviceMap, DraftPlacement, TargetPlacement
 from mirrorsd.device_maps.card import MAX_THREADS, SHARED
 from mirrorsd.graphs.errors import ConfigError
 
@@ -74,14 +74,14 @@ def lay_out(card: DeviceMap, layout: str, cores: Cores | None = None) -> DeviceM
     return replace(card, target=target, draft=replace(card.draft, cores=numbers, threads=threads))
 
 
-def target_thread_cores(target: TargetPlacement) -> tuple[int, ...]:
-    """Where the target's own thread runs.
+def thread_cores(placement: TargetPlacement | DraftPlacement, runtime: str) -> tuple[int, ...]:
+    """Where the target's or the draft's own thread runs.
 
     ONNX Runtime pins its pool to all cores but the first (`providers`) and computes on the calling thread too:
     that one keeps to the first core, or two of them would meet on one core and wait for each other.
     """
-    is_pool_pinned = target.runtime == "onnxruntime" and len(target.cores) == target.threads
-    return target.cores[:1] if is_pool_pinned else target.cores
+    is_pool_pinned = runtime == "onnxruntime" and len(placement.cores) == placement.threads
+    return placement.cores[:1] if is_pool_pinned else placement.cores
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

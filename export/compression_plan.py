@@ -6,9 +6,9 @@ Owns: the choices. Does not own: doing it (`draft_compression.py`), measuring it
 from dataclasses import dataclass
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.manifest import IN_BLOCKS
+from mirrorsd.graphs.manifest import FOR_PROCESSORS, IN_BLOCKS, IN_ROWS
 
-COMPRESSED = ("int8", "int4", IN_BLOCKS)
+COMPRESSED = ("int8", "int4", *FOR_PROCESSORS)
 GROUP_SIZES = (-1, 32, 64, 128)
 
 
@@ -17,8 +17,8 @@ class DraftCompression:
     """How to compress a draft's weights; they are symmetric, which is what NPUs want.
 
     Attributes:
-        weights: "int8" (one scale per output row), "int4", or "int4-blocks": for ONNX Runtime on a processor, which
-            multiplies them faster than OpenVINO; ordinary drafts only.
+        weights: "int8" (one scale per output row), "int4"; or for ONNX Runtime on a processor, which multiplies them
+            faster than OpenVINO: "int8-rows", products of integers, or "int4-blocks".
         group_size: int4 and int4-blocks only: weights of a row that share a scale, -1 for the whole row (int4). Rows
             whose length is no multiple of it get one scale.
         is_data_aware: int4 only: choose roundings by what the draft computes on the target's own text.
@@ -44,7 +44,7 @@ class DraftCompression:
 
     @property
     def scheme(self) -> str:
-        """One word for the manifest: "int8", "int4-g128", "int4-g-1-data"."""
-        if self.weights == "int8":
-            return "int8"
+        """One word for the manifest: "int8", "int8-rows", "int4-g128", "int4-g-1-data"."""
+        if self.weights in ("int8", IN_ROWS):
+            return self.weights
         return f"{self.weights}-g{self.group_size}{'-data' if self.is_data_aware else ''}"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.graphs.manifest import IN_BLOCKS
+from mirrorsd.graphs.manifest import IN_BLOCKS, IN_ROWS
 from mirrorsd.hub.asking import readable_bytes
 
-_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8, IN_BLOCKS: 6.0}
+_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8, IN_ROWS: 8.5, IN_BLOCKS: 6.0}
 """Per parameter, scales and tables included."""
 _LEAST_MEMORY = 0.9e9
 _MEMORY_PER_BYTE = 1.25

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mirrorsd.export.bundle.draft_blocks import check_ordinary, write_draft_in_blocks
+from mirrorsd.export.bundle.draft_onnx import write_draft_for_processors
 from mirrorsd.export.bundle.draft_ir import draft_graph, write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.bundle.read_bytes import with_costs
@@ -71,7 +71,7 @@ from mirrorsd.graphs.atomic_folder import atomic_folder, check_space
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
-    IN_BLOCKS,
+    FOR_PROCESSORS,
     INTEGER_PRODUCTS,
     SCHEMA_VERSION,
     DraftAccuracy,
@@ -282,9 +282,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         num_candidates=options.num_draft_candidates,
         has_noise=options.draft_noise,
     )
-    if options.draft_precision == IN_BLOCKS:
-        check_ordinary(shape)
-    # Traced once, whether it is then written, packed in blocks or both.
+    # Traced once, whether it is then written, packed for processors or both.
     graph_of = cache(partial(draft_graph, job.draft, shape, streams, context=job.context, num_input_ids=num_input_ids))
     report("export draft", 0.05)
     file, written = (
@@ -312,10 +310,10 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     calibration = calibration_text(job.target, options.calibration_text, job.context)
     texts = cut_texts(calibration.fitted[:NUM_WINDOWS], calibration.measured, job.context)
     look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
-    own = names.DRAFT_IN_BLOCKS_FILE if asked.weights == IN_BLOCKS else names.DRAFT_FILE
-    pack = None
-    if asked.weights == IN_BLOCKS:
-        pack = partial(write_draft_in_blocks, graph_of(), int(config.vocab_size), block_size=asked.group_size)
+    own, pack = names.DRAFT_FILE, None
+    if asked.weights in FOR_PROCESSORS:
+        own = names.DRAFT_ONNX_FILE
+        pack = partial(write_draft_for_processors, graph_of(), shape, asked=asked)
     accuracy = compress_draft(bundle / file, bundle / own, entry, asked, texts, look_ups, pack)
     return _BuiltDraft(replace(entry, precision=asked.weights, file=own), results, accuracy)
 

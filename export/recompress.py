@@ -16,7 +16,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.manifest import IN_BLOCKS, Manifest
+from mirrorsd.graphs.manifest import FOR_PROCESSORS, Manifest
 from mirrorsd.graphs.token_rows import TokenRows
 
 
@@ -33,9 +33,10 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
         ConfigError: its draft is compressed already, nncf is missing, or blocks are asked for.
         ExportError: too much accepted length would be lost.
     """
-    if asked.weights == IN_BLOCKS:
+    if asked.weights in FOR_PROCESSORS:
         raise ConfigError(
-            "a draft in int4-blocks is written from its checkpoint: mirrorsd export --draft-precision int4-blocks"
+            f"a draft in {asked.weights} is written from its checkpoint: mirrorsd export --draft-precision "
+            f"{asked.weights}"
         )
     folder = bundle.resolve()
     manifest = read_bundle(folder)

@@ -208,15 +208,16 @@ class TokenTable:
         return ends
 
 
-IN_BLOCKS = "int4-blocks"
-"""The precision of a draft in blocks."""
+IN_BLOCKS, IN_ROWS = "int4-blocks", "int8-rows"
+FOR_PROCESSORS = (IN_BLOCKS, IN_ROWS)
+"""The precisions of drafts that ONNX Runtime runs on a processor: blocks of weights, or products of integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEntry:
     """The draft: one OpenVINO IR with symbolic `N`, `R`, `C`, made static per bucket and capacity at load.
 
-    A draft in blocks is an ONNX graph instead, which ONNX Runtime runs on a processor. `embedding` is the target's,
+    A draft for processors is an ONNX graph instead, which ONNX Runtime runs. `embedding` is the target's,
     where the draft has none of its own.
     """
 
@@ -235,9 +236,14 @@ class DraftEntry:
         return f"{self.file.rpartition('.')[0]}.bin"
 
     @property
-    def is_in_blocks(self) -> bool:
-        """Whether the weights are in blocks of four bits, for ONNX Runtime on a processor."""
-        return self.precision == IN_BLOCKS
+    def is_for_processors(self) -> bool:
+        """Whether ONNX Runtime runs it, on a processor."""
+        return self.precision in FOR_PROCESSORS
+
+    @property
+    def runtime(self) -> str:
+        """What runs it."""
+        return "onnxruntime" if self.is_for_processors else "openvino"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

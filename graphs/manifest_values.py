@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, build, parse_json
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.graphs.manifest import CHECKSUM, IN_BLOCKS, SCHEMA_VERSION, Manifest, with_checksum
+from mirrorsd.graphs.manifest import CHECKSUM, FOR_PROCESSORS, SCHEMA_VERSION, Manifest, with_checksum
 
 LARGEST = 2**31 - 1
 """Lengths and positions travel as int32 (`seqlens_k`)."""
@@ -246,7 +246,7 @@ def _draft_rules(manifest: Manifest) -> Iterator[Rule]:
     yield _within("draft.shape.vocab_size", shape.vocab_size, 1, manifest.target.shape.vocab_size)
     yield _within("draft.shape.num_candidates", shape.num_candidates, 1, shape.vocab_size)
     yield _one_of("draft.shape.dtype", shape.dtype, DRAFT_DTYPES)
-    yield _one_of("draft.precision", draft.precision, (*PRECISIONS, IN_BLOCKS))
+    yield _one_of("draft.precision", draft.precision, (*PRECISIONS, *FOR_PROCESSORS))
     yield _within("draft.num_stream_layers", draft.num_stream_layers, 0, shape.num_layers)
     yield from _table_rules(manifest)
     yield Rule(bool(draft.buckets), "draft.buckets", [], "one bucket or more")

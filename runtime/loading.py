@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mirrorsd.device_maps import DeviceMap
+from mirrorsd.device_maps import DeviceMap, DraftPlacement
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
 from mirrorsd.devices.inventory import cannot_run, cannot_take_trees, choose_device_map
-from mirrorsd.devices.layouts import Layout, choose_layout, target_thread_cores
+from mirrorsd.devices.layouts import Layout, choose_layout, thread_cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
@@ -133,8 +133,6 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
-    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
     card = layout.device_map
@@ -149,11 +147,7 @@ def _start_engine(
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:
-        model: DraftModel
-        if manifest.draft.is_in_blocks:
-            model = OnnxDraftModel(folder, manifest.draft, card.draft)
-        else:
-            model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
+        model = open_draft(folder, manifest.draft, card.draft, on_progress)
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 
@@ -161,12 +155,24 @@ def _start_engine(
         load_target,
         load_draft,
         known=known,
-        target_cores=target_thread_cores(card.target),
-        draft_cores=card.draft.cores,
+        target_cores=thread_cores(card.target, card.target.runtime),
+        draft_cores=thread_cores(card.draft, manifest.draft.runtime),
         is_target_lent=card.target.is_on_cpu,
         takes_turns=layout.name == SHARED,
         huge_pages=_wants_huge_pages(card),
     )
+
+
+def open_draft(
+    folder: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
+) -> DraftModel:
+    """Open the draft in the runtime that it was written for."""
+    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+
+    if entry.is_for_processors:
+        return OnnxDraftModel(folder, entry, placement)
+    return OpenVinoDraftModel(folder, entry, placement, on_progress)
 
 
 def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:

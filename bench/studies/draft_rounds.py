@@ -3,13 +3,15 @@
     python bench/studies/draft_rounds.py storyteller.mirror --output draft_rounds.json
 
 The floor of a round is the larger of two times: the bytes it must read (weights in the precision computed in, and the
-cache's keys and values) over the bandwidth, and its multiply-adds over the rate, both measured here, on the draft's own
-cores and threads: bandwidth by summing an array far larger than any cache, the rate by one large product in the same
-precision. `host_ms` is the part of a round that is ours: filling inputs and reading results.
+cache's keys and values) over the bandwidth of one thread, and its multiply-adds over the rate of the draft's threads,
+both measured here: bandwidth by summing an array far larger than any cache, the rate by one large product in the same
+precision. Of a draft that ONNX Runtime runs only the bytes count: its file's. `host_ms` is the part of a round that is
+ours: filling inputs and reading results.
 """
 
 import argparse
 import json
+import math
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,13 +22,15 @@ import openvino as ov
 
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
+from mirrorsd.devices.layouts import choose_layout, thread_cores
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.protocol import DraftModel, RowBlock
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.loading import open_draft
 
 _WIDTH = {"f32": 4, "bf16": 2, "f16": 2}
 _STORED = {"int8": 1.0, "int4": 0.5 + 2 / 128}
@@ -54,13 +58,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--layout", help="one that the device map permits; its first by default")
     parser.add_argument("--rows", type=int, nargs="*", help="only buckets of these rows")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    card, entry = load_device_map(options.device_map), read_bundle(options.bundle).draft
-    worker = DeviceWorker("draft", card.draft.cores)
-    report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "draft": card.draft.precision}
+    layout, entry = (
+        choose_layout(load_device_map(options.device_map), options.layout),
+        read_bundle(options.bundle).draft,
+    )
+    card = layout.device_map
+    worker = DeviceWorker("draft", thread_cores(card.draft, entry.runtime))
+    report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "layout": layout.name}
+    report |= {"draft": card.draft.precision, "threads": card.draft.threads}
     report |= {"weights": entry.precision, "parameters": entry.source.num_parameters}
     report |= {"machine": describe_machine(), "versions": installed_versions()}
     buckets = [bucket for bucket in entry.buckets if not options.rows or bucket.rows in options.rows]
@@ -74,18 +84,23 @@ def measure(
     bundle: Path, entry: DraftEntry, placement: DraftPlacement, buckets: list[DraftBucket], repeats: int
 ) -> dict[str, Any]:
     """The machine's rates, and a row per bucket and capacity."""
-    model = OpenVinoDraftModel(bundle, entry, placement)
-    model.shapes.cache = None
-    precision = compute_precision(model, buckets[0], min(entry.capacities))
-    rates = Rates(bandwidth(), product_rate(placement, precision))
+    model = open_draft(bundle, entry, placement)
+    precision, one_model = entry.precision, "not compiled"
+    if isinstance(model, OpenVinoDraftModel):
+        model.shapes.cache = None
+        precision = compute_precision(model, buckets[0], min(entry.capacities))
+        one_model = "one model for all shapes" if model.shapes.is_shared else "one model per shape"
+    rates = Rates(bandwidth(), product_rate(placement, precision) if precision in _WIDTH else math.inf)
     session, table = model.new_session(), []
+    assert isinstance(session, SlotDraft)  # as those of both runtimes are
     for capacity in sorted(entry.capacities):
         session.prepare(capacity)
         for bucket in buckets:
-            work = work_of(model, bucket, capacity, _STORED.get(entry.precision, float(_WIDTH[precision])))
-            table.append(row(session, bucket, capacity, work, rates, repeats))
-    one_model = "one model for all shapes" if model.shapes.is_shared else "one model per shape"
+            table.append(
+                row(session, bucket, capacity, work_of(model, bundle, bucket, capacity, precision), rates, repeats)
+            )
     found = {"gigabytes_per_second": rates.bytes_per_second / 1e9, "gigaflops": rates.operations_per_second / 1e9}
+    found = {name: value for name, value in found.items() if math.isfinite(value)}
     found = {name: round(value, 2) for name, value in found.items()}
     return {"compute_precision": precision, "compiled": one_model, "machine_rates": found, "rounds": table}
 
@@ -123,8 +138,12 @@ def compute_precision(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: 
     return {"float": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(name, name)
 
 
-def work_of(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: int, bytes_per_weight: float) -> Work:
+def work_of(model: DraftModel, bundle: Path, bucket: DraftBucket, capacity: int, precision: str) -> Work:
     """Count the products of the static graph; weights that several products share are read once each."""
+    shape = model.entry.shape
+    cache = 2 * shape.num_layers * shape.num_kv_heads * capacity * shape.head_dim * np.dtype(shape.dtype).itemsize
+    if not isinstance(model, OpenVinoDraftModel):
+        return Work((bundle / model.entry.weights_file).stat().st_size, cache, 0)
     graph = model.shapes.graph.static_model(bucket.rows, bucket.tips, capacity)
     weights, operations = 0, 0
     for node in graph.get_ops():
@@ -134,9 +153,7 @@ def work_of(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: int, bytes
         operations += 2 * inner * int(np.prod(node.output(0).get_shape()))
         if _comes_from_constant(node.input_value(1).get_node()):
             weights += int(np.prod(node.input(1).get_shape()))
-    shape = model.entry.shape
-    cache = 2 * shape.num_layers * shape.num_kv_heads * capacity * shape.head_dim * np.dtype(shape.dtype).itemsize
-    return Work(weights * bytes_per_weight, cache, operations)
+    return Work(weights * _STORED.get(model.entry.precision, float(_WIDTH[precision])), cache, operations)
 
 
 def _comes_from_constant(node: ov.Node) -> bool:

@@ -97,16 +97,16 @@ def accuracy_line(accuracy: "DraftAccuracy") -> str:
     )
 
 
-def refuse_blocks(entry: DraftEntry) -> None:
+def refuse_onnx(entry: DraftEntry) -> None:
     """There is nothing to compile of a draft that ONNX Runtime runs.
 
     Raises:
         ConfigError: this is one.
     """
-    if entry.is_in_blocks:
+    if entry.is_for_processors:
         raise ConfigError(
-            "the draft is in int4-blocks, which ONNX Runtime runs on a processor as they are: there is nothing to "
-            "compile. For another device export the pair with --draft-precision int8"
+            f"the draft is in {entry.precision}, which ONNX Runtime runs on a processor as they are: there is nothing "
+            "to compile. For another device export the pair with --draft-precision int8"
         )
 
 
@@ -115,14 +115,14 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
 
     Raises:
         BundleError: the bundle is missing or damaged.
-        ConfigError: its draft is in blocks.
+        ConfigError: its draft is for processors.
         DeviceError: the device does not take a shape.
     """
     from mirrorsd.export.verify.text import parity_ids
     from mirrorsd.machine.doctor.draft_check import check_shape
 
     entry = read_bundle(bundle).draft
-    refuse_blocks(entry)
+    refuse_onnx(entry)
     given = text.read_text(encoding="utf-8-sig") if text else None
     ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", given, _NUM_IDS)
     shapes = [(bucket, capacity) for capacity in entry.capacities for bucket in entry.buckets]

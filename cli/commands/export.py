@@ -13,7 +13,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.graphs.manifest import IN_BLOCKS
+from mirrorsd.graphs.manifest import FOR_PROCESSORS
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
@@ -221,9 +221,9 @@ def check_device_map(
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.devices.inventory import cannot_compute, check_computes
 
-    if draft_precision == IN_BLOCKS:
+    if draft_precision in FOR_PROCESSORS:
         raise ConfigError(
-            f"--device-map {name} compiles the draft, and one in int4-blocks is not compiled: leave the device map "
+            f"--device-map {name} compiles the draft, and one in {draft_precision} is not compiled: leave the device map "
             "out, or choose another --draft-precision"
         )
     card = load_device_map(name)

@@ -36,9 +36,9 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
     exits = ExitPlacement() if device_map == "auto" else load_device_map(device_map).exit
     platforms = platforms_of(platforms_text)
     manifest = read_bundle(bundle)
-    if manifest.draft.is_in_blocks:
+    if manifest.draft.is_for_processors:
         raise ConfigError(
-            "the draft is in int4-blocks, which no NPU takes. Export the pair with --draft-precision int8"
+            f"the draft is in {manifest.draft.precision}, which no NPU takes. Export the pair with --draft-precision int8"
         )
     compiler = NpuCompiler(command)
     note(plan(manifest, platforms, exits))

@@ -125,12 +125,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
         return _OF_FILE in key or self._formats.carried.has_floats(key)
 
     def _table_of(self, graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-        """The constant table in which a drafting head looks tokens up, or a scan its best ones."""
+        """The constant table in which a draft or a drafting head looks tokens up, or a scan its best ones."""
         if node.op_type != "Gather":
             return None
         ids = node.inputs[1]
         is_of_scan = ids is not None and (made_by := ids.producer()) is not None and made_by.op_type == "TopK"
-        is_of_head = any(value.name == names.HEAD_TOKENS for value in graph.inputs)
+        is_of_head = any(value.name in (names.HEAD_TOKENS, names.DRAFT_TIP_ROWS) for value in graph.inputs)
         table = node.inputs[0] if is_of_head or is_of_scan else None
         if table is None or table.const_value is None or len(table.const_value.shape) != 2:
             return None

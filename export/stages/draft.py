@@ -6,7 +6,7 @@ Does not own: attention (`attention.py`), conversion to OpenVINO (`draft_ir.py`)
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.stages.attention import TreeCache
@@ -94,8 +94,9 @@ class DraftStage(nn.Module):
         ids, rows = by_name[names.DRAFT_IDS], by_name.get(names.DRAFT_TOKEN_ROWS)
         if self.lm_head.out_features < self.num_input_ids:
             ids = ids.clamp(max=self.lm_head.out_features - 1)
-        bias, num_rows, new = self._for_groups(mask), ids.shape[1], dict[str, Tensor]()
         hidden = self.embed(ids, positions) if rows is None else self.embed.of_rows(rows, positions)
+        # Not the ids' rows: of those the exporter would not know that the hidden states have as many.
+        bias, num_rows, new = self._for_groups(mask), hidden.shape[1], dict[str, Tensor]()
         angles = self.rotary(positions)
         for number, layer in enumerate(self.layers):
             if number == self.first_stream_layer:
@@ -184,18 +185,15 @@ def stream_bias(mask: Tensor, tip_rows: Tensor, num_streams: int) -> Tensor:
         . . 1 .
         . . 1 1
     """
-    num_rows, num_columns = mask.shape[2], mask.shape[3]
-    num_tips = tip_rows.shape[0]
+    num_tips, num_rows, num_columns = tip_rows.shape[0], mask.shape[2], mask.shape[3]
     num_added = num_tips * num_streams
-    index = torch.arange(num_added)
-    tip = index // num_streams
-    is_visible = (tip[:, None] == tip[None, :]) & (index[:, None] >= index[None, :])
-    among_streams = torch.where(is_visible, 0.0, MASKED)
-    of_tips = mask.index_select(2, tip_rows).unsqueeze(3).expand(1, 1, num_tips, num_streams, num_columns)
-    own = torch.arange(num_rows)[None, :] == tip_rows[:, None]
-    own_column = torch.cat((torch.zeros(num_tips, num_columns - num_rows, dtype=torch.bool), own), dim=1)
-    of_tips = torch.where(own_column[:, None, :], 0.0, of_tips)
-    lower = torch.cat((of_tips.reshape(num_added, num_columns), among_streams), dim=1)
-    hidden_streams = torch.full((num_rows, num_added), MASKED)
-    upper = torch.cat((mask[0, 0], hidden_streams), dim=1)
-    return torch.cat((upper, lower), dim=0)[None, None]
+    own_column = tip_rows + (num_columns - num_rows)
+    is_own = torch.arange(num_columns)[None, :] == own_column[:, None]
+    of_tips = torch.where(is_own, 0.0, mask.index_select(2, tip_rows)).unsqueeze(3)
+    of_tips = of_tips.expand(1, 1, num_tips, num_streams, num_columns).reshape(1, 1, num_added, num_columns)
+    tip = torch.arange(num_tips)
+    is_earlier = torch.ones(num_streams, num_streams, dtype=torch.bool).tril()
+    is_visible = (tip[:, None] == tip[None, :])[:, None, :, None] & is_earlier[None, :, None, :]
+    among_streams = torch.where(is_visible, 0.0, MASKED).reshape(1, 1, num_added, num_added)
+    upper = pad(mask, (0, num_added), value=MASKED)
+    return torch.cat((upper, torch.cat((of_tips, among_streams), dim=3)), dim=2)

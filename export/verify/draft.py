@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mirrorsd.device_maps.card import TargetPlacement
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
@@ -193,7 +197,7 @@ def _additive(sees: Array) -> Tensor:
 
 @dataclass(slots=True)
 class DraftRun:
-    """The exported draft in OpenVINO on the CPU in float32, its caches on the host.
+    """The exported draft on the CPU, its caches on the host: an IR in OpenVINO in float32, an ONNX file in ONNX Runtime.
 
     `look_up` gives the rows of its target's embedding, where it has none of its own. The draft is compiled when it is
     first asked for: until then it takes no memory.
@@ -205,20 +209,35 @@ class DraftRun:
     look_up: LookUp | None = None
     caches: dict[str, Array] = field(init=False)
     _request: ov.InferRequest | None = field(default=None, init=False)
+    _stage: OnnxStage | None = field(default=None, init=False)
+    _found: dict[str, Array] = field(default_factory=dict, init=False)
 
-    @property
-    def request(self) -> ov.InferRequest:
-        """The compiled draft.
+    def infer(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        """Run a pass with all of its inputs; return its outputs by name, which the next pass may write over.
 
         Raises:
-            ExportError: OpenVINO does not take it.
+            ExportError: the runtime does not take the draft, or failed.
         """
-        if self._request is None:
-            exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-            exact["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
-            with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
+        if isinstance(self.source, Path) and self.source.suffix == ".onnx":
+            return self._in_onnxruntime(self.source, feeds)
+        with raised_as(ExportError, "OpenVINO cannot run the draft, just exported", OPENVINO_ERRORS):
+            if self._request is None:
+                exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+                exact["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
                 self._request = new_core().compile_model(self.source, "CPU", exact).create_infer_request()
-        return self._request
+            self._request.infer(feeds)
+        request = self._request
+        self._found = {port.any_name: request.get_tensor(port.any_name).data for port in request.model_outputs}
+        return self._found
+
+    def _in_onnxruntime(self, file: Path, feeds: dict[str, Array]) -> dict[str, Array]:
+        if self._stage is None:
+            self._stage = OnnxDevice(TargetPlacement(threads=torch.get_num_threads())).open(file, "float32")
+        session = self._stage.session
+        with raised_as(ExportError, "ONNX Runtime failed while running the draft, just exported", ONNX_ERRORS):
+            found = session.run(None, feeds)
+        self._found = {port.name: array for port, array in zip(session.get_outputs(), found, strict=True)}
+        return self._found
 
     def __post_init__(self) -> None:
         size = (1, self.shape.num_kv_heads, self.capacity, self.shape.head_dim)
@@ -229,10 +248,8 @@ class DraftRun:
 
     def forward(self, tree: Tree, num_cached: int, tips: Array) -> tuple[Array, Array]:
         """Run one pass behind `num_cached` cached rows; return ids and log-probs `[R, 1+s, m]` at `tips`."""
-        with raised_as(ExportError, "OpenVINO failed while running the draft, just exported", OPENVINO_ERRORS):
-            self.request.infer(self.feeds(tree, num_cached, tips))
-        found = [self.request.get_tensor(name).data.copy() for name in (names.DRAFT_TIP_IDS, names.DRAFT_TIP_LOGPROBS)]
-        return found[0], found[1]
+        found = self.infer(self.feeds(tree, num_cached, tips))
+        return found[names.DRAFT_TIP_IDS].copy(), found[names.DRAFT_TIP_LOGPROBS].copy()
 
     def feeds(self, tree: Tree, num_cached: int, tips: Array) -> dict[str, Array]:
         """All inputs of that pass, the caches among them."""
@@ -257,7 +274,7 @@ class DraftRun:
         """Write the first `num_rows` new keys and values behind `num_cached` rows."""
         for layer in range(self.shape.num_layers):
             for past, new in ((names.past_key, names.new_key), (names.past_value, names.new_value)):
-                rows = self.request.get_tensor(new(layer)).data[:, :, :num_rows]
+                rows = self._found[new(layer)][:, :, :num_rows]
                 self.caches[past(layer)][:, :, num_cached : num_cached + num_rows] = rows
 
 

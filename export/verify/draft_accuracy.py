@@ -196,7 +196,7 @@ def draft_inputs(run: DraftRun, texts: Sequence[Sequence[int]]) -> Iterator[dict
                 break
             feeds = run.feeds(_chain(rows), num_cached, np.arange(len(rows)))
             yield {name: value.copy() for name, value in feeds.items()}
-            run.request.infer(feeds)
+            run.infer(feeds)
             run.keep(len(rows), num_cached)
             num_cached += len(rows)
 

@@ -27,6 +27,8 @@ Pack = Callable[[Array], tuple[Array, ...]]
 STRIP_BYTES = 256 << 20
 TRANSPOSED, JOINED = " transposed", " below "
 """What keys say of matrices that were turned, and of tensors below one another."""
+HASHED = "sha256:"
+"""What keys of tensors begin with that no checkpoint has a name for."""
 
 
 def first_name(key: str) -> str:
@@ -76,6 +78,23 @@ class LazyWeight(ir.LazyTensor):
         turned._origin = self
         return turned
 
+    def first_rows(self, count: int) -> "LazyWeight":
+        """The matrix's first `count` rows; all of them where there are no more."""
+        num_rows, width = (int(size) for size in self.shape.numpy())
+        if count >= num_rows:
+            return self
+
+        def chunks() -> Iterator[Array]:
+            left = count
+            for chunk in self.chunks():
+                rows = chunk.reshape(-1, width)[:left]
+                yield rows
+                left -= len(rows)
+                if not left:
+                    return
+
+        return LazyWeight(f"{self.key} to {count}", self.dtype, (count, width), chunks)
+
     def times_columns(self, factors: npt.NDArray[np.float32], word: str) -> "LazyWeight":
         """The matrix `[N, K]` with its columns multiplied by `factors` `[K]`, which `word` tells from all others."""
 
@@ -115,7 +134,7 @@ def lazy_weight(tensor: ir.TensorProtocol) -> LazyWeight:
     if isinstance(tensor, LazyWeight):
         return tensor
     array = np.ascontiguousarray(tensor.numpy())
-    key = f"sha256:{hashlib.sha256(_bytes_of(array)).hexdigest()}"
+    key = f"{HASHED}{hashlib.sha256(_bytes_of(array)).hexdigest()}"
     return LazyWeight(key, tensor.dtype, array.shape, lambda: iter((array,)))
 
 

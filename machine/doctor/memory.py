@@ -113,7 +113,7 @@ def _head(entry: TargetEntry) -> int:
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
     weights = manifest.files[entry.weights_file].bytes
-    shares = entry.is_in_blocks or is_shared(entry, card.draft, weights)
+    shares = entry.is_for_processors or is_shared(entry, card.draft, weights)
     buckets = pass_buckets(entry, card.draft, is_shared=shares)
     num_shapes = len(buckets) * len(entry.capacities)
     num_models = 1 if shares else num_shapes
@@ -126,7 +126,7 @@ def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         part="draft",
         device=SYSTEM if card.draft.is_on_cpu else card.draft.device,
         weights=round(weights * _laid_out(entry, card)) * num_models,
-        copies=0 if entry.is_in_blocks else weights * num_models,
+        copies=0 if entry.is_for_processors else weights * num_models,
         caches=draft_cache_bytes(entry),
         workspace=kernels + tips * _logits(entry) * _LIVE_LOGITS,
     )

@@ -1,7 +1,7 @@
-"""A draft in blocks of four bits on ONNX Runtime's processor kernels: one graph for all shapes.
+"""A draft in products of integers, or in blocks of four bits, on ONNX Runtime's processor kernels: one graph for all.
 
-A round of a draft on a processor takes what its weights' bytes take, and these are a third of eight bits with a head.
-OpenVINO has to unpack blocks of four bits before it multiplies. No study in the repository times these rounds yet.
+A round of a draft on a processor takes what its weights' bytes take, and what its rows' products do. OpenVINO has to
+unpack integers before it multiplies (`bench/studies/draft_rounds.py`).
 """
 
 from pathlib import Path
@@ -21,6 +21,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.slot_draft import DraftNoise, PassBuffers, SlotCache, SlotDraft
 
 _FLOATS = np.float32
@@ -38,7 +39,9 @@ class OnnxDraftModel:
         """
         self.entry, self._placement = entry, placement
         device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
-        self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement)
+        stage = device.open(bundle / entry.file, "float32")
+        look_up = None if entry.embedding is None else TokenRows(bundle, entry.embedding)
+        self.shapes = OnnxDraftShapes(entry, stage, placement, look_up)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own."""
@@ -52,9 +55,11 @@ class OnnxDraftModel:
 class OnnxDraftShapes:
     """Passes of every shape on one graph: nothing is compiled, so that all are ready at once."""
 
-    def __init__(self, entry: DraftEntry, stage: OnnxStage, placement: DraftPlacement) -> None:
+    def __init__(
+        self, entry: DraftEntry, stage: OnnxStage, placement: DraftPlacement, look_up: TokenRows | None
+    ) -> None:
         self.buckets: list[DraftBucket] = pass_buckets(entry, placement, is_shared=True)
-        self._entry, self._stage = entry, stage
+        self._entry, self._stage, self._look_up = entry, stage, look_up
         self._warm: set[Shape] = set()
 
     def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
@@ -77,13 +82,15 @@ class OnnxDraftShapes:
     def new_request(self, shape: Shape, cache: SlotCache) -> "OnnxDraftRequest":
         """A request for passes of one shape, bound to a cache of that capacity."""
         with raised_as(DeviceError, f"ONNX Runtime has no room for a draft's pass of {shape[0]} rows", ONNX_ERRORS):
-            return OnnxDraftRequest(self._stage, self._entry, shape, cache)
+            return OnnxDraftRequest(self._stage, self._entry, shape, cache, self._look_up)
 
 
 class OnnxDraftRequest:
     """Passes of one shape, with inputs, outputs and cache bound once."""
 
-    def __init__(self, stage: OnnxStage, entry: DraftEntry, shape: Shape, cache: SlotCache) -> None:
+    def __init__(
+        self, stage: OnnxStage, entry: DraftEntry, shape: Shape, cache: SlotCache, look_up: TokenRows | None = None
+    ) -> None:
         contract = draft_contract(entry.shape)
         self._stage, self._capacity = stage, shape[2]
         self._binding, self._options = stage.session.io_binding(), run_options(None, has_queue=False)
@@ -95,7 +102,7 @@ class OnnxDraftRequest:
                 self._binding.bind_ortvalue_input(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
         for spec in contract.outputs:
             self._binding.bind_ortvalue_output(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
-        self.buffers = PassBuffers(entry, arrays)
+        self.buffers = PassBuffers(entry, arrays, look_up)
         self._noise: DraftNoise | None = None
         self.bind(cache)
 

@@ -71,7 +71,9 @@ def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider"
 
 def bundle_with(computes_in: str) -> Any:
     """What a bundle's manifest says of its models, as far as a device map is chosen by it."""
-    return SimpleNamespace(target=SimpleNamespace(computes_in=computes_in), draft=SimpleNamespace(is_in_blocks=False))
+    return SimpleNamespace(
+        target=SimpleNamespace(computes_in=computes_in), draft=SimpleNamespace(is_for_processors=False)
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
-"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, the same guesses, and what is refused."""
+"""Drafts that ONNX Runtime runs, in blocks or in products of integers: exact texts, the same guesses, what is refused."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,31 +32,37 @@ BLOCKS = ExportOptions(
     buckets=((4, 4), (16, 16), (64, 1)),
     capacities=(256, 512),
 )
+ROWS = replace(BLOCKS, draft_precision="int8-rows", draft_group=128)
 
 
 @pytest.fixture(scope="module")
 def bundles(
     tiny_pair: tuple[Path, Path], tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
-    """The target as a draft of its own, in blocks; and a bundle whose draft is in fp32."""
-    folder = tmp_path_factory.mktemp("blocks") / "blocks.mirror"
-    export_pair(tiny_pair[0], tiny_pair[0], folder, BLOCKS)
-    return folder, tiny_bundle
+) -> tuple[Path, Path, Path]:
+    """The target as a draft of its own, in blocks; a bundle whose draft is in fp32; and its streaming draft in rows."""
+    folder = tmp_path_factory.mktemp("blocks")
+    export_pair(tiny_pair[0], tiny_pair[0], folder / "blocks.mirror", BLOCKS)
+    export_pair(*tiny_pair, folder / "rows.mirror", ROWS)
+    return folder / "blocks.mirror", tiny_bundle, folder / "rows.mirror"
 
 
-def test_the_manifest_says_what_it_is_and_what_it_costs(bundles: tuple[Path, Path]) -> None:
-    manifest = read_bundle(bundles[0])
-    assert (manifest.draft.precision, manifest.draft.file) == ("int4-blocks", "draft/draft.onnx")
+@pytest.mark.parametrize(("which", "scheme"), [(0, "int4-blocks-g32"), (2, "int8-rows")])
+def test_the_manifest_says_what_it_is_and_what_it_costs(bundles: tuple[Path, ...], which: int, scheme: str) -> None:
+    manifest = read_bundle(bundles[which])
+    assert (manifest.draft.precision, manifest.draft.file) == (scheme.removesuffix("-g32"), "draft/draft.onnx")
     assert {name for name in manifest.files if name.startswith("draft/")} == {"draft/draft.onnx", "draft/draft.bin"}
     assert manifest.draft_accuracy is not None
-    assert manifest.draft_accuracy.scheme == "int4-blocks-g32"
+    assert manifest.draft_accuracy.scheme == scheme
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
-def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: str, settings: dict[str, float]) -> None:
-    with MirrorPipeline.load(bundles[0], device_map="cpu", use_tuned=False) as pipe:
-        assert any("draft: onnxruntime CPU, int4-blocks" in line for line in pipe.placement)
+@pytest.mark.parametrize(("which", "precision"), [(0, "int4-blocks"), (2, "int8-rows")])
+def test_texts_are_those_of_plain_decoding(
+    bundles: tuple[Path, ...], which: int, precision: str, method: str, settings: dict[str, float]
+) -> None:
+    with MirrorPipeline.load(bundles[which], device_map="cpu", use_tuned=False) as pipe:
+        assert any(f"draft: onnxruntime CPU, {precision}" in line for line in pipe.placement)
         options = {"max_new_tokens": 300, "ignore_eos": True, **settings}  # past the first capacity of the cache
         with pipe.session(SpeculationConfig(window="full")) as session:  # whatever rows cost here
             plain, found = (session.generate(PROMPT, method=name, **options) for name in ("plain", method))
@@ -64,7 +71,7 @@ def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: s
     assert method != "serial" or found.stats.tokens_per_step > 1.0
 
 
-def test_its_graph_has_few_small_nodes(bundles: tuple[Path, Path]) -> None:
+def test_its_graph_has_few_small_nodes(bundles: tuple[Path, ...]) -> None:
     """Rotations and sums before norms are one node each: small nodes are what a round costs besides its bytes."""
     layers = read_bundle(bundles[0]).draft.shape.num_layers
     count = Counter(node.op_type for node in ir.load(bundles[0] / "draft" / "draft.onnx").graph)
@@ -74,7 +81,7 @@ def test_its_graph_has_few_small_nodes(bundles: tuple[Path, Path]) -> None:
     assert not count["RMSNormalization"]
 
 
-def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, Path]) -> None:
+def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, ...]) -> None:
     """But for activations, which ONNX Runtime rounds to eight bits."""
     entry = read_bundle(bundles[0]).draft
     own = OnnxDraftModel(bundles[0], entry, DraftPlacement()).new_session()
@@ -91,7 +98,7 @@ def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, 
 
 
 @pytest.mark.parametrize("name", ["npu-emulated", "lunar-lake"])
-def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, Path], name: str) -> None:
+def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, ...], name: str) -> None:
     reason = cannot_run(load_device_map(name), read_bundle(bundles[0]))
     assert "int4-blocks, which are for a processor" in reason
     assert "--draft-precision int8" in reason
@@ -99,22 +106,42 @@ def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, Path], n
     assert not cannot_run(load_device_map(name), read_bundle(bundles[1]))
 
 
-def test_a_map_for_another_device_does_not_load_it(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_map_for_another_device_does_not_load_it(bundles: tuple[Path, ...], tmp_path: Path) -> None:
     card = tmp_path / "gpu.toml"
     card.write_text('[draft]\ndevice = "NPU"\nemulated = true\n')
     with pytest.raises(DeviceError, match="int4-blocks, which are for a processor"):
         MirrorPipeline.load(bundles[0], device_map=str(card))
 
 
-def test_a_streaming_draft_is_refused_and_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="int4-blocks are for ordinary drafts; this one has streams"):
-        export_pair(*tiny_pair, tmp_path / "pair.mirror", BLOCKS)
-    assert not list(tmp_path.iterdir())
+def test_what_rows_say_is_what_the_floats_say(bundles: tuple[Path, ...]) -> None:
+    """Main row and streams, ids and log-probabilities: rounded to eight bits, not to other tokens."""
+    entry = read_bundle(bundles[2]).draft
+    rounded, floats = (DraftRun(folder / read_bundle(folder).draft.file, entry.shape, 64) for folder in bundles[2:0:-1])
+    rows = Tree(tuple((np.arange(1, 49) * 7 % 299).tolist()), tuple(range(-1, 47)))
+    (ids, logprobs), (expected_ids, expected) = (run.forward(rows, 0, np.arange(48)) for run in (rounded, floats))
+    for place in range(ids.shape[1]):
+        assert np.mean(ids[:, place, 0] == expected_ids[:, place, 0]) > 0.8
+    same = ids[:, :, 0] == expected_ids[:, :, 0]
+    assert np.abs(logprobs - expected)[same][:, 0].max() < 0.5
 
 
-def test_a_bundles_draft_is_not_turned_into_blocks(bundles: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="written from its checkpoint"):
-        recompress_bundle(bundles[1], DraftCompression(weights="int4-blocks"))
+def test_what_lies_beside_the_checkpoint_stays_in_floats(bundles: tuple[Path, ...]) -> None:
+    """The streams' small matrices: rounding what they multiply would take as long as is gained."""
+    graph = ir.load(bundles[2] / "draft" / "draft.onnx").graph
+    floats = [node for node in graph if node.op_type in ("MatMul", "Gemm") and node.inputs[1].const_value is not None]
+    assert all(np.prod(node.inputs[1].shape.numpy()) < 64 * 64 for node in floats)
+    count = Counter(node.op_type for node in graph)
+    assert count["MatMulIntegerToFloat"] == 4 * read_bundle(bundles[2]).draft.shape.num_layers
+    assert count["QGemm"] == 1, "the head"
+    assert not [node for node in graph if node.op_type == "ReduceLogSumExp" and node.inputs[0].shape[-1] == 300]
+
+
+@pytest.mark.parametrize("precision", ["int4-blocks", "int8-rows"])
+def test_a_bundles_draft_is_not_written_anew(bundles: tuple[Path, ...], precision: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"written from its checkpoint: mirrorsd export --draft-precision {precision}"
+    ):
+        recompress_bundle(bundles[1], DraftCompression(weights=precision))
 
 
 @pytest.mark.parametrize(
@@ -126,14 +153,14 @@ def test_a_bundles_draft_is_not_turned_into_blocks(bundles: tuple[Path, Path]) -
     ],
 )
 def test_commands_know_what_it_is(
-    bundles: tuple[Path, Path], words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    bundles: tuple[Path, ...], words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = run([words[0], str(bundles[0]), *words[1:]])
     said = capsys.readouterr()
     assert (problem in said.err and status == 2) if problem else "int4-blocks" in said.out, said
 
 
-def test_the_doctor_tries_it_where_it_can_run(bundles: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_tries_it_where_it_can_run(bundles: tuple[Path, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--all", str(bundles[0])]) == 0
     said = capsys.readouterr().out
     assert "are for a processor" in " ".join(said.split())
