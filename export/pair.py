@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mirrorsd.export.bundle.draft_onnx import write_draft_for_processors
 from mirrorsd.export.bundle.draft_ir import draft_graph, write_draft
+from mirrorsd.export.bundle.draft_onnx import write_draft_for_processors
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.bundle.read_bytes import with_costs
 from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target

@@ -34,7 +34,9 @@ from mirrorsd.texts.speculation import check_exits, resolve_speculation, specula
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
+    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
     from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
@@ -165,7 +167,7 @@ def _start_engine(
 
 def open_draft(
     folder: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
-) -> DraftModel:
+) -> "OnnxDraftModel | OpenVinoDraftModel":
     """Open the draft in the runtime that it was written for."""
     from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel

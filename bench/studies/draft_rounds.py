@@ -27,8 +27,8 @@ from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.protocol import DraftModel, RowBlock
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
+from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.slot_draft import SlotDraft, SlotDraftModel
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.loading import open_draft
 
@@ -96,9 +96,8 @@ def measure(
     for capacity in sorted(entry.capacities):
         session.prepare(capacity)
         for bucket in buckets:
-            table.append(
-                row(session, bucket, capacity, work_of(model, bundle, bucket, capacity, precision), rates, repeats)
-            )
+            work = work_of(model, bundle, bucket, capacity, precision)
+            table.append(row(session, bucket, capacity, work, rates, repeats))
     found = {"gigabytes_per_second": rates.bytes_per_second / 1e9, "gigaflops": rates.operations_per_second / 1e9}
     found = {name: value for name, value in found.items() if math.isfinite(value)}
     found = {name: round(value, 2) for name, value in found.items()}
@@ -138,7 +137,7 @@ def compute_precision(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: 
     return {"float": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(name, name)
 
 
-def work_of(model: DraftModel, bundle: Path, bucket: DraftBucket, capacity: int, precision: str) -> Work:
+def work_of(model: SlotDraftModel, bundle: Path, bucket: DraftBucket, capacity: int, precision: str) -> Work:
     """Count the products of the static graph; weights that several products share are read once each."""
     shape = model.entry.shape
     cache = 2 * shape.num_layers * shape.num_kv_heads * capacity * shape.head_dim * np.dtype(shape.dtype).itemsize

@@ -223,8 +223,8 @@ def check_device_map(
 
     if draft_precision in FOR_PROCESSORS:
         raise ConfigError(
-            f"--device-map {name} compiles the draft, and one in {draft_precision} is not compiled: leave the device map "
-            "out, or choose another --draft-precision"
+            f"--device-map {name} compiles the draft, and one in {draft_precision} is not compiled: leave the device "
+            "map out, or choose another --draft-precision"
         )
     card = load_device_map(name)
     dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

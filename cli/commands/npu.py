@@ -38,7 +38,8 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
     manifest = read_bundle(bundle)
     if manifest.draft.is_for_processors:
         raise ConfigError(
-            f"the draft is in {manifest.draft.precision}, which no NPU takes. Export the pair with --draft-precision int8"
+            f"the draft is in {manifest.draft.precision}, which no NPU takes. Export the pair with "
+            "--draft-precision int8"
         )
     compiler = NpuCompiler(command)
     note(plan(manifest, platforms, exits))

@@ -197,7 +197,7 @@ def _additive(sees: Array) -> Tensor:
 
 @dataclass(slots=True)
 class DraftRun:
-    """The exported draft on the CPU, its caches on the host: an IR in OpenVINO in float32, an ONNX file in ONNX Runtime.
+    """The exported draft on the CPU, its caches on the host: an IR in OpenVINO in float32, an ONNX file as it is run.
 
     `look_up` gives the rows of its target's embedding, where it has none of its own. The draft is compiled when it is
     first asked for: until then it takes no memory.

@@ -1,4 +1,4 @@
-"""Drafts that ONNX Runtime runs, in blocks or in products of integers: exact texts, the same guesses, what is refused."""
+"""Drafts that ONNX Runtime runs, in blocks or in products of integers: exact texts, the same guesses, refusals."""
 
 from collections import Counter
 from dataclasses import replace

@@ -91,7 +91,7 @@ def test_noise_chooses_among_all_tokens_of_main_row_and_streams(llama_pair: Any)
     noise = feeds[names.DRAFT_NOISE]
     noise[:4] = rng.gumbel(size=(4, noise.shape[1]))
     feeds[names.DRAFT_NOISE_ROWS][:] = [[0, 1, 2, 3], [3, 2, 1, 0]]
-    found = run.request.infer(feeds)
+    found = run.infer(feeds)
     for number, tip in enumerate((11, 5)):
         of_tip = torch.from_numpy(noise[feeds[names.DRAFT_NOISE_ROWS][number]])
         result = (found[names.DRAFT_TIP_IDS][number], found[names.DRAFT_TIP_LOGPROBS][number])
