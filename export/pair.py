@@ -313,7 +313,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     own, pack = names.DRAFT_FILE, None
     if asked.weights in FOR_PROCESSORS:
         own = names.DRAFT_ONNX_FILE
-        pack = partial(write_draft_for_processors, graph_of(), shape, asked=asked)
+        write = partial(write_draft_for_processors, graph_of(), shape)
+        pack = partial(write, precision=asked.weights, block_size=asked.group_size)
     accuracy = compress_draft(bundle / file, bundle / own, entry, asked, texts, look_ups, pack)
     return _BuiltDraft(replace(entry, precision=asked.weights, file=own), results, accuracy)
 

@@ -209,7 +209,7 @@ class TokenTable:
 
 
 IN_BLOCKS, IN_ROWS = "int4-blocks", "int8-rows"
-FOR_PROCESSORS = (IN_BLOCKS, IN_ROWS)
+FOR_PROCESSORS = (IN_ROWS, IN_BLOCKS)
 """The precisions of drafts that ONNX Runtime runs on a processor: blocks of weights, or products of integers."""
 
 

@@ -67,7 +67,7 @@ def export(
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
     ] = None,
-    draft_precision: Annotated[options.DraftPrecision, typer.Option(help="The draft's weights.")] = "fp32",
+    draft_precision: options.DraftWeights = "fp32",
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,

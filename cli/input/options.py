@@ -24,6 +24,13 @@ PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
 DraftPrecision = Literal["fp32", "fp16", "int8", "int4", "int8-rows", "int4-blocks"]
+DraftWeights = Annotated[
+    DraftPrecision,
+    typer.Option(
+        metavar="WEIGHTS",
+        help="The draft's: fp32, fp16, int8, int4; on a processor alone int8-rows (the fastest) or int4-blocks.",
+    ),
+]
 ProductsName = Literal["auto", "integer", "blocks"]
 Products = Annotated[
     ProductsName,

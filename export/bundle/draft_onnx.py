@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
 from mirrorsd.export.passes.graph_passes import FuseSkipNorm
 from mirrorsd.export.passes.quantise import QuantiseWeights
@@ -24,23 +23,24 @@ _EMBEDDING = BlockChoice(bits=8, block_size=64)
 """The rows of few tokens are looked up: their bits cost no time."""
 
 
-def formats_of(asked: DraftCompression, floats: frozenset[str]) -> WeightFormats:
+def formats_of(precision: str, block_size: int, floats: frozenset[str]) -> WeightFormats:
     """How the weights of a draft for a processor are stored; `floats` names those that stay as they are."""
-    if asked.weights == IN_BLOCKS:
-        blocks = BlockChoice(bits=4, block_size=asked.group_size)
+    if precision == IN_BLOCKS:
+        blocks = BlockChoice(bits=4, block_size=block_size)
         return WeightFormats(layers=blocks, head=blocks, embedding=_EMBEDDING, floats=floats)
     by_row = BlockChoice(bits=8, is_by_row=True)
     return WeightFormats(layers=by_row, head=by_row, embedding=by_row, floats=floats)
 
 
-def write_draft_for_processors(model: ir.Model, shape: DraftShape, path: Path, asked: DraftCompression) -> None:
+def write_draft_for_processors(model: ir.Model, shape: DraftShape, path: Path, precision: str, block_size: int) -> None:
     """Write the exported draft (which is used up) to `path`, and the weights to the `.bin` beside it.
 
     Args:
         model: The draft as ONNX, with weights in floats.
         shape: Of its passes.
         path: Where to write; the folder exists.
-        asked: `IN_BLOCKS` or `IN_ROWS`.
+        precision: `IN_BLOCKS` or `IN_ROWS`.
+        block_size: Weights that share a scale, in blocks.
     """
     _cut_head(model.graph, shape.vocab_size)
     _sum_by_softmax(model.graph, shape.vocab_size)
@@ -49,7 +49,7 @@ def write_draft_for_processors(model: ir.Model, shape: DraftShape, path: Path, a
         FuseRotary(),
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
-        QuantiseWeights(formats_of(asked, floats), shape.vocab_size),
+        QuantiseWeights(formats_of(precision, block_size, floats), shape.vocab_size),
         common.RemoveUnusedNodesPass(),
     ):
         graph_pass(model)

@@ -139,13 +139,11 @@ class DraftInputs:
             mask[row:stop, : block.chain_visible] = 0.0
             if block.extra_slots:
                 mask[row:stop, list(block.extra_slots)] = 0.0
-            if block.lead_rows:
-                mask[row:stop, capacity : capacity + block.lead_rows] = 0.0
+            mask[row:stop, capacity : capacity + block.lead_rows] = 0.0
             mask[row:stop, capacity + row : capacity + stop] = self._causal[:size, :size]
             row = stop
         if row < self.num_rows:
-            self._ids[row:] = 0
-            self._positions[row:] = 0
+            self._ids[row:] = self._positions[row:] = 0
             mask[self._counting[row:], self._own_columns[row:]] = 0.0
         self._tip_rows[: len(tip_rows)] = tip_rows
         self._tip_rows[len(tip_rows) :] = 0
@@ -303,8 +301,7 @@ class SlotDraft(DraftSession):
         started = perf_counter()
         request.infer()
         self.last_pass_seconds = perf_counter() - started
-        self._last = request
-        count = len(tip_rows)
+        self._last, count = request, len(tip_rows)
         return TipGuesses(request.buffers.tip_ids[:count], request.buffers.tip_logprobs[:count])
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:

@@ -24,8 +24,6 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.slot_draft import DraftNoise, PassBuffers, SlotCache, SlotDraft
 
-_FLOATS = np.float32
-
 
 class OnnxDraftModel:
     """The draft's graph, shared by all sessions. Use it on the draft worker's thread."""
@@ -39,9 +37,8 @@ class OnnxDraftModel:
         """
         self.entry, self._placement = entry, placement
         device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
-        stage = device.open(bundle / entry.file, "float32")
         look_up = None if entry.embedding is None else TokenRows(bundle, entry.embedding)
-        self.shapes = OnnxDraftShapes(entry, stage, placement, look_up)
+        self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement, look_up)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own."""
@@ -77,7 +74,7 @@ class OnnxDraftShapes:
 
     def new_cache(self, capacity: int) -> SlotCache:
         """An empty key/value cache."""
-        return SlotCache(self._entry, capacity, _FLOATS)
+        return SlotCache(self._entry, capacity, np.float32)
 
     def new_request(self, shape: Shape, cache: SlotCache) -> "OnnxDraftRequest":
         """A request for passes of one shape, bound to a cache of that capacity."""
@@ -94,15 +91,13 @@ class OnnxDraftRequest:
         contract = draft_contract(entry.shape)
         self._stage, self._capacity = stage, shape[2]
         self._binding, self._options = stage.session.io_binding(), run_options(None, has_queue=False)
-        arrays: dict[str, NDArray[Any]] = host_arrays(contract, shape, _FLOATS)
         # The binding's values lie in these arrays' memory.
-        self._arrays = arrays
-        for spec in contract.inputs:
-            if spec.name in arrays:
-                self._binding.bind_ortvalue_input(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
-        for spec in contract.outputs:
-            self._binding.bind_ortvalue_output(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
-        self.buffers = PassBuffers(entry, arrays, look_up)
+        self._arrays: dict[str, NDArray[Any]] = host_arrays(contract, shape, np.float32)
+        outputs = {spec.name for spec in contract.outputs}
+        for name, array in self._arrays.items():
+            bind = self._binding.bind_ortvalue_output if name in outputs else self._binding.bind_ortvalue_input
+            bind(name, ort.OrtValue.ortvalue_from_numpy(array))
+        self.buffers = PassBuffers(entry, self._arrays, look_up)
         self._noise: DraftNoise | None = None
         self.bind(cache)
 
