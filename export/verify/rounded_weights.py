@@ -19,7 +19,6 @@ from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_neares
 from mirrorsd.export.stages.target import rescored
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import restore_rows
-from mirrorsd.export.weights.in_order import in_order, parts_of_rows
 from mirrorsd.export.weights.lazy_weight import Pack, stored_weight
 from mirrorsd.export.weights.rotation import rotate
 from mirrorsd.export.weights.stored_tensors import StoredTensor
@@ -107,12 +106,9 @@ def _restored(
 ) -> Array:
     compute = np.dtype(np.float16 if dtype == torch.float16 else np.float32)
     whole, start = np.empty(shape, np.float32), 0
-
-    def stored(rows: Array) -> Array:
+    for rows in chunks:
         levels, scales, *zero_points = pack_as(pack, compute, rows)
-        return restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
-
-    for restored in in_order(stored, parts_of_rows(chunks)):
+        restored = restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
         whole[start : start + len(restored)] = restored
         start += len(restored)
     return whole

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mirrorsd.export.weights.gguf_blocks import FLOATS, KINDS, BlockKind, Levels
-from mirrorsd.export.weights.in_order import in_order
 from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED
 from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
 
@@ -76,12 +75,8 @@ class GgufTensor(StoredTensor):
         row_bytes = rows.shape[-1]
         flat, width = rows.reshape(-1, row_bytes), row_bytes // form.type_size * form.block_size
         floats, step = np.empty((len(flat), width), np.float32), max(1, _AT_ONCE // width)
-
-        def undo(start: int) -> None:
+        for start in range(0, len(flat), step):
             floats[start : start + step] = form.dequantize_rows(flat[start : start + step])
-
-        for _ in in_order(undo, range(0, len(flat), step)):
-            pass
         return floats.reshape(*rows.shape[:-1], width)
 
     @property

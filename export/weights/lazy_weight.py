@@ -17,7 +17,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from mirrorsd.export.weights.in_order import in_order, parts_of_rows
 from mirrorsd.export.weights.rotation import rotate
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 
@@ -159,9 +158,7 @@ def pack_rows(source: LazyWeight, recipe: str, pack: Pack, shapes: tuple[tuple[i
     width = int(source.shape.numpy()[1])
     row: Array = np.zeros((1, width), source.dtype.numpy())
     dtypes = [ir.DataType.from_numpy(example.dtype) for example in pack(row)]
-    return packed_parts(
-        f"{source.key} {recipe}", lambda: in_order(pack, parts_of_rows(source.chunks())), dtypes, shapes
-    )
+    return packed_parts(f"{source.key} {recipe}", lambda: map(pack, source.chunks()), dtypes, shapes)
 
 
 def packed_parts(

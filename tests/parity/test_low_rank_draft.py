@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 import openvino as ov
 import pytest
 import torch
@@ -97,6 +98,32 @@ def test_it_decodes_what_the_target_says(pair: Pair, exported: Exported) -> None
                 for method in ("plain", "serial", "mirror", "auto")
             ]
             assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))
+
+
+@pytest.mark.parametrize("pair", [LOW_RANK, FIRST_IDS], indirect=True)
+def test_on_a_processor_it_has_products_of_integers(pair: Pair, exported: Exported, tmp_path: Path) -> None:
+    """Head, link and look-ups are of the tokens that it names; it says what its floats say, and texts are the same."""
+    options = replace(OPTIONS, draft_precision="int8-rows", allow_draft_loss=True)
+    rows = Exported(tmp_path / "rows.mirror", export_pair(pair.file, pair.folder, tmp_path / "rows.mirror", options))
+    ids, said = np.random.default_rng(3).integers(0, 200, 60), []
+    for bundle, manifest in (rows, exported):
+        assert manifest.draft.embedding is not None
+        look_up = TokenRows(bundle, manifest.draft.embedding)
+        run = DraftRun(bundle / manifest.draft.file, manifest.draft.shape, 384, look_up)
+        said.append(run.forward(Tree(tuple(ids.tolist()), tuple(range(-1, 59))), 0, np.arange(60))[0][:, :, 0])
+    assert np.mean(said[0] == said[1]) > 0.8
+    shape = rows.manifest.draft.shape
+    graph = ir.load(rows.bundle / rows.manifest.draft.file).graph
+    whole = pair.draft.base.get_input_embeddings().weight.shape[0]
+    tables = [value.shape[0] for value in graph.initializers.values() if value.shape is not None and value.shape.rank()]
+    assert shape.vocab_size in tables
+    assert shape.vocab_size == whole or whole not in tables
+    with MirrorPipeline.load(rows.bundle, device_map="cpu") as pipe:
+        texts = [
+            pipe.generate("abba ab", GenerationConfig(method=method, max_new_tokens=24, seed=5))
+            for method in ("plain", "serial", "auto")
+        ]
+        assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))
 
 
 @pytest.mark.parametrize(

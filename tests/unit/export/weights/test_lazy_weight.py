@@ -104,3 +104,14 @@ def test_columns_that_are_rotated_twice_are_as_they_were() -> None:
     np.testing.assert_allclose(rotated.rotated().numpy(), numbers, atol=1e-5)
     rows = np.random.default_rng(1).standard_normal((4, 128)).astype(np.float32)
     np.testing.assert_allclose(rotate(rows) @ rotated.numpy().T, rows @ numbers.T, atol=1e-4)
+
+
+def test_the_first_rows_are_read_and_no_others() -> None:
+    """Across chunks; as a weight of another name, unless they are all."""
+    chunks = [np.full((2, 3), number, np.float32) for number in range(4)]
+    whole = LazyWeight("w", ir.DataType.FLOAT, (8, 3), lambda: iter(chunks))
+    first = whole.first_rows(5)
+    np.testing.assert_array_equal(first.numpy(), np.concatenate(chunks)[:5])
+    assert first.key != whole.key
+    assert len(list(first.chunks())) == 3
+    assert whole.first_rows(8) is whole
