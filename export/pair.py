@@ -288,6 +288,10 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     file, written = (
         (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
+    own, others = names.DRAFT_FILE, names.DRAFT_ONNX_FILE
+    if options.draft_precision in FOR_PROCESSORS:
+        own, others = others, own
+    (bundle / others).unlink(missing_ok=True)  # of a run that was interrupted, and asked for another form
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
         write_draft(graph_of(), draft_contract(shape), bundle / file, written)
@@ -310,9 +314,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     calibration = calibration_text(job.target, options.calibration_text, job.context)
     texts = cut_texts(calibration.fitted[:NUM_WINDOWS], calibration.measured, job.context)
     look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
-    own, pack = names.DRAFT_FILE, None
+    pack = None
     if asked.weights in FOR_PROCESSORS:
-        own = names.DRAFT_ONNX_FILE
         write = partial(write_draft_for_processors, graph_of(), shape)
         pack = partial(write, precision=asked.weights, block_size=asked.group_size)
     accuracy = compress_draft(bundle / file, bundle / own, entry, asked, texts, look_ups, pack)

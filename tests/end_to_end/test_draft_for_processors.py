@@ -17,7 +17,7 @@ from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.texts.config import SpeculationConfig
@@ -134,6 +134,19 @@ def test_what_lies_beside_the_checkpoint_stays_in_floats(bundles: tuple[Path, ..
     assert count["MatMulIntegerToFloat"] == 4 * read_bundle(bundles[2]).draft.shape.num_layers
     assert count["QGemm"] == 1, "the head"
     assert not [node for node in graph if node.op_type == "ReduceLogSumExp" and node.inputs[0].shape[-1] == 300]
+
+
+def test_an_export_that_goes_on_in_another_form_leaves_nothing_of_the_first(
+    tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def refuse_the_target(stage: str, share: float) -> None:
+        if stage == "load target":
+            raise ExportError("no such target")
+
+    with pytest.raises(ExportError, match="no such target"):
+        export_pair(*tiny_pair, tmp_path / "pair.mirror", ROWS, refuse_the_target)
+    manifest = export_pair(*tiny_pair, tmp_path / "pair.mirror", replace(ROWS, draft_precision="fp32"))
+    assert {name for name in manifest.files if name.startswith("draft/")} == {"draft/draft.xml", "draft/draft.bin"}
 
 
 @pytest.mark.parametrize("precision", ["int4-blocks", "int8-rows"])
