@@ -74,13 +74,13 @@ def lay_out(card: DeviceMap, layout: str, cores: Cores | None = None) -> DeviceM
     return replace(card, target=target, draft=replace(card.draft, cores=numbers, threads=threads))
 
 
-def thread_cores(placement: TargetPlacement | DraftPlacement, runtime: str) -> tuple[int, ...]:
+def thread_cores(placement: TargetPlacement | DraftPlacement, *, in_onnxruntime: bool) -> tuple[int, ...]:
     """Where the target's or the draft's own thread runs.
 
     ONNX Runtime pins its pool to all cores but the first (`providers`) and computes on the calling thread too:
     that one keeps to the first core, or two of them would meet on one core and wait for each other.
     """
-    is_pool_pinned = runtime == "onnxruntime" and len(placement.cores) == placement.threads
+    is_pool_pinned = in_onnxruntime and len(placement.cores) == placement.threads
     return placement.cores[:1] if is_pool_pinned else placement.cores
 
 

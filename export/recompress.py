@@ -30,7 +30,7 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
 
     Raises:
         BundleError: the bundle is missing or damaged.
-        ConfigError: its draft is compressed already, nncf is missing, or blocks are asked for.
+        ConfigError: its draft is compressed already, nncf is missing, or a form for processors is asked for.
         ExportError: too much accepted length would be lost.
     """
     if asked.weights in FOR_PROCESSORS:

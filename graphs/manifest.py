@@ -240,11 +240,6 @@ class DraftEntry:
         """Whether ONNX Runtime runs it, on a processor."""
         return self.precision in FOR_PROCESSORS
 
-    @property
-    def runtime(self) -> str:
-        """What runs it."""
-        return "onnxruntime" if self.is_for_processors else "openvino"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAccuracy:

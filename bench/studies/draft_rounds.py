@@ -63,12 +63,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    layout, entry = (
-        choose_layout(load_device_map(options.device_map), options.layout),
-        read_bundle(options.bundle).draft,
-    )
-    card = layout.device_map
-    worker = DeviceWorker("draft", thread_cores(card.draft, entry.runtime))
+    layout = choose_layout(load_device_map(options.device_map), options.layout)
+    card, entry = layout.device_map, read_bundle(options.bundle).draft
+    worker = DeviceWorker("draft", thread_cores(card.draft, in_onnxruntime=entry.is_for_processors))
     report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "layout": layout.name}
     report |= {"draft": card.draft.precision, "threads": card.draft.threads}
     report |= {"weights": entry.precision, "parameters": entry.source.num_parameters}

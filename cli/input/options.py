@@ -28,7 +28,7 @@ DraftWeights = Annotated[
     DraftPrecision,
     typer.Option(
         metavar="WEIGHTS",
-        help="The draft's: fp32, fp16, int8, int4; on a processor alone int8-rows (the fastest) or int4-blocks.",
+        help="The draft's: fp32, fp16, int8, int4; for a processor alone int8-rows or int4-blocks.",
     ),
 ]
 ProductsName = Literal["auto", "integer", "blocks"]

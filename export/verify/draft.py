@@ -216,7 +216,7 @@ class DraftRun:
         """Run a pass with all of its inputs; return its outputs by name, which the next pass may write over.
 
         Raises:
-            ExportError: the runtime does not take the draft, or failed.
+            ExportError, DeviceError: the runtime does not take the draft, or failed.
         """
         if isinstance(self.source, Path) and self.source.suffix == ".onnx":
             return self._in_onnxruntime(self.source, feeds)

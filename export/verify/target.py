@@ -243,9 +243,7 @@ def open_stage(path: Path, *, is_copy: bool = False) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")  # another stage's threads compute next
-    if is_copy:
-        options.add_session_config_entry("session.disable_quant_qdq", "1")  # else rows would be rounded again
-    else:
+    if not is_copy:
         ask_for_exact_integers(options)
     kept = {"disabled_optimizers": ["ConstantFolding"]} if is_copy else {}
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):

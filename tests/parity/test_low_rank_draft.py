@@ -102,7 +102,7 @@ def test_it_decodes_what_the_target_says(pair: Pair, exported: Exported) -> None
 
 @pytest.mark.parametrize("pair", [LOW_RANK, FIRST_IDS], indirect=True)
 def test_on_a_processor_it_has_products_of_integers(pair: Pair, exported: Exported, tmp_path: Path) -> None:
-    """Head, link and look-ups are of the tokens that it names; it says what its floats say, and texts are the same."""
+    """Head and look-ups are of the tokens that it names, the streams' small matrices floats; texts are the same."""
     options = replace(OPTIONS, draft_precision="int8-rows", allow_draft_loss=True, accept_error=1.0)
     rows = Exported(tmp_path / "rows.mirror", export_pair(pair.file, pair.folder, tmp_path / "rows.mirror", options))
     ids, said = np.random.default_rng(3).integers(0, 200, 60), []
@@ -118,6 +118,9 @@ def test_on_a_processor_it_has_products_of_integers(pair: Pair, exported: Export
     tables = [value.shape[0] for value in graph.initializers.values() if value.shape is not None and value.shape.rank()]
     assert shape.vocab_size in tables
     assert shape.vocab_size == whole or whole not in tables
+    products = [node for node in graph if node.op_type in ("MatMul", "Gemm")]
+    floats = [weight.shape.numpy() for node in products if (weight := node.inputs[1]).const_value is not None]
+    assert {min(sizes) for sizes in floats} == {4, 8}, "adapters and links alone"
     with MirrorPipeline.load(rows.bundle, device_map="cpu") as pipe:
         texts = [
             pipe.generate("abba ab", GenerationConfig(method=method, max_new_tokens=24))

@@ -67,13 +67,13 @@ def test_where_nothing_can_be_pinned_there_is_a_thread_per_processor() -> None:
 
 def test_the_calling_thread_and_the_pool_share_no_core() -> None:
     target = lay_out(load_device_map("cpu"), "shared", FOUR).target
-    assert thread_cores(target, target.runtime) == (0,)
+    assert thread_cores(target, in_onnxruntime=True) == (0,)
     entry = "session.intra_op_thread_affinities"
     assert session_options(target).get_session_config_entry(entry) == "2;3;4", "ONNX Runtime counts from 1"
     assert session_options(target).get_session_config_entry("session.force_spinning_stop") == "1"
     assert not session_options(target).enable_cpu_mem_arena, "it would keep the head's weights twice"
     pool_of_its_own = TargetPlacement(runtime="openvino", cores=(0, 1), threads=2)
-    assert thread_cores(pool_of_its_own, pool_of_its_own.runtime) == (0, 1), (
+    assert thread_cores(pool_of_its_own, in_onnxruntime=False) == (0, 1), (
         "OpenVINO's threads inherit the cores of their maker"
     )
 
