@@ -75,7 +75,7 @@ def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
 
 
 def _of_streams(graph: ir.Graph) -> frozenset[str]:
-    """Names of the streams' adapters and links, which lie beside the checkpoint's weights.
+    """Names of the streams' adapters and links and of a low-rank head's first half: no stored tensors as they are.
 
     They are small: rounding what they multiply would take as long as is gained.
     """
