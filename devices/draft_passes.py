@@ -38,6 +38,21 @@ def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: boo
     return [bucket for bucket in ordered if bucket in rounds or bucket.rows > rounds[-1].rows]
 
 
+def any_bucket(rows: int, tips: int) -> DraftBucket:
+    """So many rows and tips, or a few more: what is kept for each shape is kept for few shapes.
+
+    >>> [any_bucket(rows, 1).rows for rows in (1, 3, 5, 7, 9)]
+    [1, 3, 6, 8, 12]
+    """
+    rows, tips = (three if three >= count else power for count, power, three in map(_sizes_for, (rows, tips)))
+    return DraftBucket(rows=rows, tips=tips)
+
+
+def _sizes_for(count: int) -> tuple[int, int, int]:
+    power = 1 << (count - 1).bit_length()
+    return count, power, power * 3 // 4
+
+
 def host_ports(contract: StageContract) -> list[str]:
     """All ports but the caches."""
     return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]

@@ -15,6 +15,7 @@ from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.draft_worker import DraftWorker
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper
@@ -43,7 +44,7 @@ class DeviceThreads:
 
     def __init__(self, target_cores: tuple[int, ...], draft_cores: tuple[int, ...], *, is_target_lent: bool) -> None:
         self.target = DeviceWorker("target", target_cores, is_lent=is_target_lent)
-        self.draft = DeviceWorker("draft", draft_cores)
+        self.draft = DraftWorker("draft", draft_cores)
         self.preparing = DeviceWorker("preparing", draft_cores)
         self.is_open = True
         self._lock = threading.RLock()
@@ -187,6 +188,7 @@ class Engine(Watched):
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
+            self.draft_worker.rounds = getattr(self.draft_model, "rounds", None)  # a paced one has none
             unless_loaded.pop_all()
         self._passes = SharedPasses(threads, self.target_model, self.seats, self.beside.rest if huge_pages else None)
 

@@ -10,18 +10,11 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
-from mirrorsd.runtime.backends.protocol import (
-    DraftSession,
-    HeadGuesses,
-    Kept,
-    RowBlock,
-    TargetBatch,
-    TargetSession,
-    TipGuesses,
-)
+from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, TargetBatch, TargetSession, TipGuesses
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput, TargetPass
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter

@@ -21,9 +21,10 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
+from mirrorsd.runtime.backends.protocol import DraftSession
 from mirrorsd.runtime.devices.workers import DeviceWorker
 
 CACHED = 128

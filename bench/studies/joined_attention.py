@@ -21,11 +21,11 @@ import openvino as ov
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.devices.layouts import choose_layout
+from mirrorsd.devices.openvino.draft_compiler import DraftCompiler
 from mirrorsd.devices.openvino.draft_shapes import cache_type, device_options, with_cache_of
 from mirrorsd.devices.openvino.joined_attention import join_attention
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftEntry
-from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 
 _OTHER_BYTES = 32 << 20
 _AT_ONCE = 5

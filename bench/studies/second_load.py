@@ -20,8 +20,8 @@ from typing import Any
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.openvino.draft_compiler import DraftCompiler
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 
 PROMPT = "Once upon a time"
 

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.machine.npu.conformance import Conformance, check_conformance
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
+from mirrorsd.runtime.backends.protocol import DraftSession
 
 MIN_AGREEMENT = 0.99
 MIN_ROUNDED_AGREEMENT = 0.95

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.draft_windows import GAMMA, num_accepted
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
+from mirrorsd.runtime.backends.protocol import DraftSession
 from mirrorsd.runtime.pipeline import MirrorPipeline
 
 LEAST_KEPT = 0.8

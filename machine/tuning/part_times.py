@@ -13,8 +13,8 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.errors import Cancelled
-from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.texts.config import CancelToken

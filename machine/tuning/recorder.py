@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TargetSession
+from mirrorsd.runtime.backends.protocol import DraftSession, TargetSession
 from mirrorsd.runtime.decoding.head import noise_behind
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger

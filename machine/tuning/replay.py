@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, RowBlock, TargetSession, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, TargetSession, TipGuesses
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
@@ -16,7 +17,6 @@ from mirrorsd.runtime.backends.protocol import (
     DraftSession,
     HeadGuesses,
     Kept,
-    RowBlock,
     TargetModel,
     TargetSession,
     TipGuesses,

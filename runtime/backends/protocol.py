@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
@@ -20,20 +21,6 @@ MOST_SEATED = 8
 """Rows that each conversation may bring to a pass of several: a window and the token before it. One may have more."""
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""
-
-
-class RowBlock(NamedTuple):
-    """Consecutive rows of one pass that form a causal chain.
-
-    A row of the block sees cache slots `0 .. chain_visible - 1`, the cache slots in `extra_slots`, the first
-    `lead_rows` rows of the pass (`lead_rows` is 0 for the block that starts the pass), and its block up to itself.
-    """
-
-    tokens: Sequence[int]
-    first_position: int
-    chain_visible: int
-    extra_slots: Sequence[int] = ()
-    lead_rows: int = 0
 
 
 class TipGuesses(NamedTuple):

@@ -186,7 +186,8 @@ class AutoSource(WindowSource):
         if self._is_quiet():
             return self._look()
         speed = self._speed
-        is_slowing = self._request.joint.num_beside and self._draft.takes_turns  # others' passes would wait for it
+        draft, num_beside = self._draft, self._request.joint.num_beside
+        is_slowing = num_beside and draft.takes_turns and not draft.shares_rounds  # others' passes would wait for it
         can_draft = not is_slowing and self._draft.is_working()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
             self._read_along(done)

@@ -19,6 +19,7 @@ from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetSession
 from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
+from mirrorsd.runtime.devices.draft_worker import DraftJob
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Overdue, TargetOutput, TargetPass, Ticket
@@ -256,6 +257,12 @@ class DraftLink:
             self._to_prepare = partial(worker.submit, partial(session.prepare, num_slots), self._ledger)
 
     @property
+    def shares_rounds(self) -> bool:
+        """Whether a round has rows of all conversations that draft at once."""
+        rounds = getattr(self._worker, "rounds", None)
+        return rounds is not None and rounds.takes_any
+
+    @property
     def is_preparing(self) -> bool:
         """Whether the draft's device is being got ready for this text."""
         return self._preparation is not None and not self._preparation.done()
@@ -287,7 +294,7 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                self._posted.append(self._worker.submit(job, self._ledger, deadline_s=self._deadline_s))
+                self._posted.append(self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -333,7 +340,7 @@ class DraftLink:
     def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
         """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
         try:
-            ticket = self._worker.submit(job, self._ledger, deadline_s=self._deadline_s)
+            ticket = self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s)
         except DeviceError as error:
             self._give_up(str(error))
             return None

@@ -23,7 +23,7 @@ from mirrorsd.runtime.devices.pass_times import PassTimes
 from mirrorsd.runtime.ledger import Joint, Overdue, Result, TargetOutput, TargetPass, Ticket
 from mirrorsd.texts.config import SpeculationConfig
 
-_WAIT_SHARE = 0.5
+WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
 RUN_S = SpeculationConfig().target_deadline_s
@@ -44,8 +44,8 @@ class Entry(NamedTuple):
 
     @property
     def may_join(self) -> bool:
-        """Whether it is a pass that can be run with others'."""
-        return isinstance(self.job, TargetPass) and self.job.may_join
+        """Whether it can be run with others'."""
+        return bool(getattr(self.job, "may_join", False))
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Company:
         now = perf_counter()
         waiting = [self._members.get(other) for other in others if other is not owner]
         known = [(other, one) for other, one in list(self._members.items()) if other is not owner and one.is_prompt]
-        about_to_come = [one for _, one in known if one.ended + _WAIT_SHARE * self._seconds > now]
+        about_to_come = [one for _, one in known if one.ended + WAIT_SHARE * self._seconds > now]
         if all(member is not None and member.is_reading for member in (*waiting, *about_to_come)):
             return most
         num_reading = sum(member is not None and member.is_reading for member in waiting)
@@ -179,7 +179,7 @@ class Company:
         """A conversation wants a pass. From any thread."""
         member = self._members.get(owner)
         if member is not None:
-            member.is_prompt = perf_counter() - member.ended <= _WAIT_SHARE * self._seconds
+            member.is_prompt = perf_counter() - member.ended <= WAIT_SHARE * self._seconds
 
     def ends(self, owners: Collection[object], seconds: float, readers: Collection[object] = ()) -> None:
         """A pass of these conversations is over; such take so long, 0 where that says nothing of others.
@@ -195,7 +195,7 @@ class Company:
 
     def seconds_to_wait(self, present: Collection[object]) -> float:
         """For how long the `present` wait for somebody who is about to come; 0 where there is nobody."""
-        now, most = perf_counter(), _WAIT_SHARE * self._seconds
+        now, most = perf_counter(), WAIT_SHARE * self._seconds
         left = 0.0
         for owner, member in list(self._members.items()):
             if owner in present:

@@ -14,6 +14,8 @@ import pytest
 from mirrorsd import Cancelled, CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
+from mirrorsd.runtime.backends.joint_rounds import DraftPass
+from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.ledger import TargetOutput, TargetPass
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Task
@@ -77,6 +79,38 @@ def test_sessions_share_passes_and_say_what_they_say_alone(pipe: MirrorPipeline,
         for _ in range(20):  # on a busy machine one text may be over before the next begins
             assert (asyncio.run(ask()) if is_async else ask_threads()) == alone
             if max(sizes, default=0) > 1:
+                break
+    assert max(sizes) > 1
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+def test_drafts_share_rounds_and_texts_are_those_alone(pipe: MirrorPipeline, settings: dict[str, float]) -> None:
+    sessions = [pipe.session() for _ in range(3)]
+    open_company(pipe)
+    rounds = pipe.engine.draft_worker.rounds
+    assert rounds is not None
+    prompts = ["Once upon a time", "The fox went", "News of the old heron"]
+    options = {"max_new_tokens": 24, "ignore_eos": True, "method": "serial", **settings}
+    alone = [session.generate(prompt, **options).token_ids for session, prompt in zip(sessions, prompts, strict=True)]
+    sizes: list[int] = []
+    run = rounds._joint.run
+
+    def counted(passes: Sequence[DraftPass], *, is_alone: bool) -> list[TipGuesses]:
+        sizes.append(len(passes))
+        return run(passes, is_alone=is_alone)
+
+    with mock.patch.object(rounds._joint, "run", counted), ThreadPoolExecutor(3) as threads:
+        for _ in range(20):  # on a busy machine one text may be over before the next begins
+            jobs = [
+                threads.submit(session.generate, prompt, **options)
+                for session, prompt in zip(sessions, prompts, strict=True)
+            ]
+            results = [job.result() for job in jobs]
+            assert [result.token_ids for result in results] == alone
+            assert [result.stats.warnings for result in results] == [[]] * 3
+            if max(sizes) > 1:
                 break
     assert max(sizes) > 1
     for session in sessions:

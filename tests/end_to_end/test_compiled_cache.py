@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.devices.openvino import draft_graph, draft_shapes
+from mirrorsd.devices.openvino.draft_pass import run_request
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.draft_pass import run_request
-from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 NUM_SHAPES = 6

@@ -11,6 +11,7 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, load_device_map
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.devices.inventory import cannot_run
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export import ExportOptions, export_pair
@@ -20,7 +21,6 @@ from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
-from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.texts.config import SpeculationConfig
 
 PROMPT = "the quick brown fox"

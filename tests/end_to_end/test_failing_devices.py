@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mirrorsd import MirrorPipeline
+from mirrorsd.devices.openvino import draft_pass
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.user_cache import folder_of
-from mirrorsd.runtime.backends.openvino import draft_pass
 
 SETTINGS = {"max_new_tokens": 40, "ignore_eos": True}
 PROMPT = "Once upon a time"

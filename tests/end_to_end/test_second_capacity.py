@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd import MirrorPipeline, MirrorSession
-from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
+from mirrorsd.devices.openvino.draft_compiler import DraftCompiler
 
 PROMPT = [3 + 7 * number % 290 for number in range(300)]
 METHODS = ("serial", "mirror", "auto")

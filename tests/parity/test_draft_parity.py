@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.devices.draft_passes import host_arrays
-from mirrorsd.devices.openvino import draft_graph
+from mirrorsd.devices.openvino import draft_graph, draft_pass
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import with_cache_of
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
@@ -23,9 +24,7 @@ from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
-from mirrorsd.runtime.backends.openvino import draft_pass
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.device_maps.card import TargetPlacement
-from mirrorsd.devices.draft_passes import Shape, host_arrays, pass_buckets
+from mirrorsd.devices.draft_memory import DraftNoise, PassBuffers, SlotCache
+from mirrorsd.devices.draft_passes import Shape, any_bucket, host_arrays, pass_buckets
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, run_options
@@ -22,7 +23,9 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.slot_draft import DraftNoise, PassBuffers, SlotCache, SlotDraft
+from mirrorsd.runtime.backends.draft_room import DraftRoom
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 class OnnxDraftModel:
@@ -39,6 +42,7 @@ class OnnxDraftModel:
         device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
         look_up = None if entry.embedding is None else TokenRows(bundle, entry.embedding)
         self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement, look_up)
+        self.rounds = JointRounds(DraftRoom(self), takes_any=True)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own."""
@@ -71,6 +75,10 @@ class OnnxDraftShapes:
 
     def fill_cache(self) -> None:
         """Nothing is kept on disk."""
+
+    def joint_bucket(self, rows: int, tips: int, capacity: int) -> DraftBucket:
+        """What a pass of several sessions is padded to."""
+        return any_bucket(rows, tips)
 
     def new_cache(self, capacity: int) -> SlotCache:
         """An empty key/value cache."""

@@ -7,10 +7,12 @@ of them (`draft_compiler` says when). Each has a request with all its tensors (`
 from pathlib import Path
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.openvino.draft_compiler import DraftCompiler
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
-from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
+from mirrorsd.runtime.backends.draft_room import DraftRoom
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.backends.protocol import Progress
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
@@ -24,6 +26,7 @@ class OpenVinoDraftModel:
         self.entry, self.placement = entry, placement
         with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
             self.shapes = DraftCompiler(bundle, entry, placement, on_progress)
+        self.rounds = JointRounds(DraftRoom(self), takes_any=self.shapes.is_shared)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own on the shared compiled shapes."""

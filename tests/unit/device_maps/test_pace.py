@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import Pace, builtin_names, load_device_map
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends import paced
 from mirrorsd.runtime.backends.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
-from mirrorsd.runtime.backends.protocol import HeadGuesses, RowBlock
+from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
 

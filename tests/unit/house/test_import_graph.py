@@ -36,7 +36,7 @@ ALLOWED = {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.texts", "mirrorsd.devices", "mirrorsd.runtime"),
         *("numpy", "onnxruntime", "openvino", "packaging", "psutil"),
     },
-    "testing": {"mirrorsd.graphs", "mirrorsd.runtime", "numpy"},
+    "testing": {"mirrorsd.devices", "mirrorsd.graphs", "mirrorsd.runtime", "numpy"},
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.hub", "mirrorsd.texts", "mirrorsd.devices"),

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mirrorsd.devices.draft_memory import DraftInputs, DraftNoise, RowBlock
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.backends.slot_draft import DraftInputs, DraftNoise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel
 from mirrorsd.texts.config import GenerationConfig

@@ -8,6 +8,7 @@ both). On disk a processor's models have no weights of their own: all of them re
 
 import io
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,16 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
-from mirrorsd.devices.draft_passes import Shape, pass_buckets
+from mirrorsd.devices.draft_memory import DraftNoise, RowBlock
+from mirrorsd.devices.draft_passes import Shape, any_bucket, pass_buckets
 from mirrorsd.devices.openvino.compiled_cache import CompiledCache, open_draft_cache
 from mirrorsd.devices.openvino.draft_graph import DraftGraph, reason_in
+from mirrorsd.devices.openvino.draft_pass import DraftRequest, Runnable, TensorCache
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, is_shared
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable, TensorCache
-from mirrorsd.runtime.backends.protocol import Progress, RowBlock
-from mirrorsd.runtime.backends.slot_draft import DraftNoise
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -45,7 +45,11 @@ class DraftCompiler:
     """
 
     def __init__(
-        self, bundle: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
+        self,
+        bundle: Path,
+        entry: DraftEntry,
+        placement: DraftPlacement,
+        on_progress: Callable[[str, float], None] | None = None,
     ) -> None:
         self.graph = graph = DraftGraph(bundle, entry, placement)
         self.cache = open_draft_cache(bundle, entry, placement, graph.core)
@@ -87,6 +91,13 @@ class DraftCompiler:
         if shape not in self._warm:
             self.new_request(shape, self.new_cache(capacity)).infer()
             self._warm.add(shape)
+
+    def joint_bucket(self, rows: int, tips: int, capacity: int) -> DraftBucket | None:
+        """What a pass of several sessions is padded to; of fixed shapes, one that has been run."""
+        if self.is_shared:
+            return any_bucket(rows, tips)
+        fitting = (bucket for bucket in self.buckets if bucket.rows >= rows and bucket.tips >= tips)
+        return next((found for found in fitting if self.is_warm(found.rows, found.tips, capacity)), None)
 
     def new_cache(self, capacity: int) -> TensorCache:
         """An empty key/value cache, in the device's own tensors where it would otherwise be copied at every pass."""

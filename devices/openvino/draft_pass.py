@@ -8,6 +8,7 @@ import threading
 
 import openvino as ov
 
+from mirrorsd.devices.draft_memory import DraftNoise, PassBuffers, SlotCache
 from mirrorsd.devices.draft_passes import Shape, host_arrays, host_ports
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, numpy_type, tensor_on
 from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
@@ -16,7 +17,6 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.slot_draft import DraftNoise, PassBuffers, SlotCache
 
 PASS_LIMIT_S = 30.0
 """Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""

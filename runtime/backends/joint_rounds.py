@@ -1,0 +1,95 @@
+"""Jobs of several drafts side by side, whose passes become one.
+
+A job of a draft asks for several passes, one after another. Each of several jobs has a thread, of which one works at a
+time: a pass begins once every job has asked for one or is over, and has the rows of all that were asked for.
+
+Owns: the threads, and what is run when. Does not own: the joint pass (`draft_room`), whose jobs they are
+(`devices/draft_worker`).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.runtime.ledger import Ticket
+
+
+class DraftPass(NamedTuple):
+    """What a draft's session is asked to run: see `DraftSession.run`."""
+
+    session: Any
+    blocks: Sequence[RowBlock]
+    tip_rows: Sequence[int]
+
+
+class JointDraft(Protocol):
+    """Runs passes of a draft's sessions."""
+
+    def run(self, passes: Sequence[DraftPass], *, is_alone: bool) -> list[TipGuesses]:
+        """Run passes of different sessions, together as far as they fit; `is_alone`: nobody has shared lately."""
+
+
+class JointRounds:
+    """The jobs that are at work, and the passes they have asked for.
+
+    Attributes:
+        seconds: what the last pass of several took.
+        is_alone: whether nobody has drafted beside who does now, nor before that.
+        takes_any: whether passes may have any number of rows, so that nearly all can be one.
+    """
+
+    def __init__(self, joint: JointDraft, *, takes_any: bool) -> None:
+        self.seconds, self.is_alone, self.takes_any = 0.0, True, takes_any
+        self._joint, self._num_working = joint, 0
+        self._asked: list[tuple[DraftPass, Ticket[TipGuesses]]] = []
+        self._turn = threading.Condition()
+
+    def work(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Do jobs side by side, none of which raises; returns when all are over."""
+        self._num_working = len(jobs)
+        threads = [threading.Thread(target=self._work, args=(job,), daemon=True) for job in jobs[1:]]
+        for thread in threads:
+            thread.start()
+        self._work(jobs[0])
+        for thread in threads:
+            thread.join()
+
+    def _work(self, job: Callable[[], None]) -> None:
+        with self._turn:
+            job()
+            self._num_working -= 1
+            self._run_if_all_have_asked()
+
+    def run(self, one: DraftPass) -> TipGuesses:
+        """Run a pass: alone, or, where the calling job is one of several, together with theirs.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        if not self._num_working:
+            return self._joint.run([one], is_alone=self.is_alone)[0]
+        ticket = Ticket[TipGuesses]()
+        self._asked.append((one, ticket))
+        self._num_working -= 1
+        self._run_if_all_have_asked()
+        self._turn.wait_for(ticket.done)
+        return ticket.result()
+
+    def _run_if_all_have_asked(self) -> None:
+        if self._num_working or not self._asked:
+            return
+        asked, self._asked, started = self._asked, [], perf_counter()
+        self._num_working = len(asked)
+        found: Sequence[TipGuesses | None] = [None] * len(asked)
+        failure: BaseException | None = None
+        try:
+            found = self._joint.run([one for one, _ in asked], is_alone=False)
+        except BaseException as error:  # whose rows it was cannot be told
+            failure = error
+        self.seconds = perf_counter() - started
+        for (_, ticket), guesses in zip(asked, found, strict=True):
+            ticket.finish(guesses, failure)
+        self._turn.notify_all()

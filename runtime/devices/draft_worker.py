@@ -1,0 +1,87 @@
+"""The thread of a draft's device: jobs of several conversations that wait are done side by side.
+
+Owns: which jobs, and for whom they wait. Does not own: how their passes become one (`backends/joint_rounds`).
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
+from mirrorsd.runtime.devices.company import WAIT_SHARE, Entry
+from mirrorsd.runtime.devices.workers import DeviceWorker
+
+Result = TypeVar("Result")
+
+
+class DraftJob(Generic[Result]):
+    """A job of one conversation's draft, which may be done beside others'."""
+
+    may_join = True
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+
+    def __call__(self) -> Result:
+        """Do it."""
+        return self._work()
+
+
+class DraftWorker(DeviceWorker):
+    """As `DeviceWorker`, where each draft's job may be several passes.
+
+    Attributes:
+        rounds: makes the passes of several jobs one; None where each is done by itself.
+    """
+
+    rounds: JointRounds | None = None
+    _owners: frozenset[object] = frozenset()
+
+    def _with_others(self, entry: Entry) -> list[Entry]:
+        """A job and those to do beside it: the next ones of other conversations, as far as nothing else is between.
+
+        Who drafted together the last time is waited for, no longer than for half of a pass.
+        """
+        if self.rounds is None or not entry.may_join:
+            return [entry]
+        entries, owners, before, backlog = [entry], {entry.owner}, self._owners, self._jobs.backlog
+        until = perf_counter() + (WAIT_SHARE * self.rounds.seconds if len(before) > 1 else 0.0)
+        while True:
+            with suppress(Empty):
+                while True:
+                    backlog.append(self._jobs.queue.get_nowait())
+            while backlog and (found := backlog[0]) is not None and found.may_join and found.owner not in owners:
+                entries.append(found)
+                owners.add(found.owner)
+                backlog.popleft()
+            seconds = until - perf_counter()
+            if backlog or owners >= before or seconds <= 0:
+                break
+            with suppress(Empty):
+                backlog.append(self._jobs.queue.get(timeout=seconds))
+        self._owners = frozenset(owners)
+        self.rounds.is_alone = len(owners) == 1 and owners == before
+        return entries
+
+    def _do_together(self, entries: Sequence[Entry]) -> None:
+        if self.rounds is None or len(entries) == 1:
+            super()._do_together(entries)
+            return
+        self._job_started = started = perf_counter()
+        for entry in entries:
+            entry.ticket.queued_s = started - entry.queued_at if entry.queued_at is not None else 0.0
+        self.rounds.work([partial(self._do_beside, entry) for entry in entries])
+        self._job_started, self._last_ended = None, perf_counter()
+
+    def _do_beside(self, entry: Entry) -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = entry.job()
+        except BaseException as error:  # handed to whoever waits, on its own thread
+            failure = error
+        self._jobs.count(entry.owner, -1)
+        entry.ticket.finish(result, failure)

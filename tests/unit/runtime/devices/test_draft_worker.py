@@ -1,0 +1,137 @@
+"""Drafts of several conversations at once: whose jobs run beside one another, which passes become one, and failures."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointRounds
+from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.runtime.devices.company import Entry
+from mirrorsd.runtime.devices.draft_worker import DraftJob, DraftWorker
+from mirrorsd.runtime.ledger import Ticket
+
+
+class Joint:
+    """Notes who is in each pass, by the sessions' names; a name that is asked for fails."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[str]] = []
+        self.alone: list[bool] = []
+        self.failing = ""
+
+    def run(self, passes: Sequence[DraftPass], *, is_alone: bool) -> list[TipGuesses]:
+        names = sorted(one.session for one in passes)
+        self.passes.append(names)
+        self.alone.append(is_alone)
+        if self.failing in names:
+            raise DeviceError("it broke")
+        return [TipGuesses(np.array([[[ord(one.session)]]]), np.zeros((1, 1, 1), np.float32)) for one in passes]
+
+
+class Table:
+    """A worker, what its jobs' passes are run by, and jobs that wait together."""
+
+    def __init__(self) -> None:
+        self.worker, self.joint = DraftWorker("draft"), Joint()
+        self.worker.rounds = self.rounds = JointRounds(self.joint, takes_any=True)
+
+    def job(self, name: str, num_passes: int) -> DraftJob:
+        """Asks for so many passes; its result is what they said."""
+
+        def work() -> list[int]:
+            found = [self.rounds.run(DraftPass(name, (), ())) for _ in range(num_passes)]
+            return [int(guesses.ids[0, 0, 0]) for guesses in found]
+
+        return DraftJob(work)
+
+    def submit(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[Ticket[Any]]:
+        """Of these owners, all waiting when the device comes free."""
+        release = threading.Event()
+        self.worker.submit(lambda: release.wait(5), "somebody")
+        tickets = [self.worker.submit(job, owner) for owner, job in jobs]
+        release.set()
+        for ticket in tickets:
+            assert ticket.wait(5)
+        return tickets
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    found = Table()
+    yield found
+    assert found.worker.close()
+
+
+def test_the_passes_of_jobs_that_wait_together_are_one(table: Table) -> None:
+    tickets = table.submit([("a", table.job("A", 3)), ("b", table.job("B", 1)), ("c", table.job("C", 2))])
+    assert table.joint.passes == [["A", "B", "C"], ["A", "C"], ["A"]], "who is done leaves the others"
+    assert [ticket.result() for ticket in tickets] == [[65] * 3, [66], [67] * 2]
+    assert all(ticket.queued_s > 0 for ticket in tickets)
+    assert not table.worker.has_pending()
+
+
+def test_jobs_of_one_owner_keep_their_order_and_nothing_else_is_overtaken(table: Table) -> None:
+    def note(name: str) -> Callable[[], None]:
+        return lambda: table.joint.passes.append([name])
+
+    table.submit(
+        [
+            ("a", table.job("A", 1)),
+            ("a", table.job("A", 1)),
+            ("b", table.job("B", 1)),
+            ("b's seat", note("forgotten")),
+            ("c", table.job("C", 1)),
+        ]
+    )
+    assert table.joint.passes == [["A"], ["A", "B"], ["forgotten"], ["C"]]
+
+
+def test_a_job_that_asks_for_no_pass_holds_nobody_up(table: Table) -> None:
+    tickets = table.submit([("a", table.job("A", 2)), ("b", DraftJob(lambda: "tidied"))])
+    assert (table.joint.passes, tickets[1].result()) == ([["A"], ["A"]], "tidied")
+
+
+def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table) -> None:
+    def fail() -> None:
+        raise ValueError("its own")
+
+    table.joint.failing = "B"
+    tickets = table.submit(
+        [("a", table.job("A", 1)), ("b", table.job("B", 1)), ("c", DraftJob(fail)), ("d", DraftJob(lambda: "done"))]
+    )
+    errors = [type(ticket.error) for ticket in tickets]
+    assert errors == [DeviceError, DeviceError, ValueError, type(None)]
+    (ticket,) = table.submit([("a", table.job("A", 1))])
+    assert ticket.result() == [65], "the next ones are run as ever"
+
+
+def test_who_drafted_together_is_waited_for_but_not_for_long(table: Table) -> None:
+    table.submit([("a", table.job("A", 1)), ("b", table.job("B", 1))])
+    release = threading.Event()
+    busy = table.worker.submit(lambda: release.wait(5), "somebody")  # its thread takes nothing meanwhile
+    first, second = (Entry(table.job(name.upper(), 1), Ticket(), name, None) for name in "ab")
+    table.rounds.seconds = 4.0
+    threading.Timer(0.05, table.worker._jobs.queue.put, [second]).start()
+    assert table.worker._with_others(first) == [first, second], "half of four seconds are time enough"
+    table.rounds.seconds = 0.1
+    started = perf_counter()
+    assert table.worker._with_others(first) == [first]
+    assert 0.03 < perf_counter() - started < 2.0
+    started = perf_counter()
+    assert table.worker._with_others(first) == [first]
+    assert perf_counter() - started < 0.03, "nobody waits twice for one that has gone"
+    release.set()
+    busy.result()
+
+
+def test_a_session_is_alone_once_nobody_has_shared_its_last_jobs(table: Table) -> None:
+    table.submit([("a", table.job("A", 1)), ("b", table.job("B", 1))])
+    for _ in range(3):
+        table.submit([("a", table.job("A", 1))])
+    assert table.joint.passes == [["A", "B"], *([["A"]] * 3)]
+    assert table.joint.alone == [False, False, True, True]
