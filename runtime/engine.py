@@ -176,6 +176,7 @@ class Engine(Watched):
         self._threads = threads = DeviceThreads(target_cores, draft_cores, is_target_lent=is_target_lent)
         self.target_worker, self.draft_worker = threads.target, threads.draft
         self.takes_turns, self.known = takes_turns, known or Knowledge()
+        self.draft_worker.target = threads.target if takes_turns else None
         self.keeper: Keeper | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()

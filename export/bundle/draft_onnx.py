@@ -44,7 +44,7 @@ def write_draft_for_processors(model: ir.Model, shape: DraftShape, path: Path, p
     """
     _cut_head(model.graph, shape.vocab_size)
     _sum_by_softmax(model.graph, shape.vocab_size)
-    floats = _of_streams(model.graph)
+    floats = _of_streams(model.graph, shape.vocab_size)
     for graph_pass in (
         FuseRotary(),
         FuseSkipNorm(),
@@ -59,12 +59,16 @@ def write_draft_for_processors(model: ir.Model, shape: DraftShape, path: Path, p
 def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
     """Have the head multiply with a weight of its own, and links look tokens up there.
 
-    The draft's stage cuts the embedding, or a head with more tokens, and turns it.
+    The draft's stage cuts the embedding, or a head with more tokens, and turns it; where nothing is cut, the exporter
+    has turned it already.
     """
     for node in list(graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         turned = None if weight is None else weight.producer()
-        if turned is not None and turned.op_type == "Transpose" and turned.inputs[0] is not None:
+        if weight is not None and weight.const_value is not None and weight.const_value.shape[-1] == vocab_size:
+            table = _turned_table(graph, weight, vocab_size)
+            _multiply_rows(graph, node, add_tensor(graph, table.key, table))
+        elif turned is not None and turned.op_type == "Transpose" and turned.inputs[0] is not None:
             table = _table_of(turned.inputs[0], vocab_size)
             if table is not None:
                 _multiply_rows(graph, node, add_tensor(graph, table.key, table))
@@ -74,7 +78,20 @@ def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
                 node.replace_input_with(0, add_tensor(graph, table.key, table))
 
 
-def _of_streams(graph: ir.Graph) -> frozenset[str]:
+def _turned_table(graph: ir.Graph, turned: ir.Value, vocab_size: int) -> LazyWeight:
+    """The table that a head `[H, V]` was turned from: the embedding, where that has the same numbers."""
+    assert turned.const_value is not None  # the caller has looked
+    rows = turned.const_value.numpy().T
+    for value in graph.initializers.values():
+        known = value.const_value
+        if known is not None and len(known.shape) == 2 and known.shape[1] == rows.shape[1]:
+            table = _table_of(value, vocab_size) if known.shape[0] >= vocab_size else None
+            if table is not None and np.array_equal(table.numpy(), rows):
+                return table
+    return lazy_weight(turned.const_value).transposed()
+
+
+def _of_streams(graph: ir.Graph, vocab_size: int) -> frozenset[str]:
     """Names of the streams' adapters and links and of a low-rank head's first half: no stored tensors as they are.
 
     They are small: rounding what they multiply would take as long as is gained.
@@ -83,6 +100,8 @@ def _of_streams(graph: ir.Graph) -> frozenset[str]:
     for node in graph:
         weight = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
         if weight is None or weight.const_value is None or len(weight.const_value.shape) != 2:
+            continue
+        if vocab_size in weight.const_value.shape.numpy():  # the head
             continue
         named = lazy_weight(weight.const_value)
         if named.key.startswith(HASHED):

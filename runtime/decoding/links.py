@@ -294,7 +294,8 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                self._posted.append(self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s))
+                waiting = DraftJob(job, is_waited_for=False)
+                self._posted.append(self._worker.submit(waiting, self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -340,7 +341,8 @@ class DraftLink:
     def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
         """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
         try:
-            ticket = self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s)
+            waiting = DraftJob(job, is_waited_for=True)
+            ticket = self._worker.submit(waiting, self._ledger, deadline_s=self._deadline_s)
         except DeviceError as error:
             self._give_up(str(error))
             return None

@@ -175,6 +175,10 @@ class Company:
         seconds = min(_READ_SHARE * num_reading, _MOST_READ_SHARE) * self._seconds
         return int(min(max(seconds / (self._times.of_prompt_row(start) or 1.0), MOST_SEATED), _MOST_CHUNK))
 
+    def is_coming(self, owner: object) -> None:
+        """A conversation has what it needs for its next pass. From any thread."""
+        self._members.setdefault(owner, _Member(0.0, is_prompt=True)).ended = perf_counter()
+
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
         member = self._members.get(owner)

@@ -3,6 +3,7 @@
 Owns: which jobs, and for whom they wait. Does not own: how their passes become one (`backends/joint_rounds`).
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,8 +23,9 @@ class DraftJob(Generic[Result]):
 
     may_join = True
 
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], Result], *, is_waited_for: bool) -> None:
+        """`is_waited_for`: its conversation asks the target for nothing before it is over."""
+        self._work, self.is_waited_for = work, is_waited_for
 
     def __call__(self) -> Result:
         """Do it."""
@@ -35,9 +37,11 @@ class DraftWorker(DeviceWorker):
 
     Attributes:
         rounds: makes the passes of several jobs one; None where each is done by itself.
+        target: works on the same cores, where one of both waits for the other; None where each has its own.
     """
 
     rounds: JointRounds | None = None
+    target: DeviceWorker | None = None
     _owners: frozenset[object] = frozenset()
 
     def _with_others(self, entry: Entry) -> list[Entry]:
@@ -66,6 +70,10 @@ class DraftWorker(DeviceWorker):
         self.rounds.is_alone = len(owners) == 1 and owners == before
         return entries
 
+    def _turn_of(self, entry: Entry) -> threading.Lock:
+        is_waited_for = getattr(entry.job, "is_waited_for", False)  # else it is done beside the target
+        return self.target.turn if self.target is not None and is_waited_for else self.turn
+
     def _do_together(self, entries: Sequence[Entry]) -> None:
         if self.rounds is None or len(entries) == 1:
             super()._do_together(entries)
@@ -83,5 +91,7 @@ class DraftWorker(DeviceWorker):
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
+        if self.target is not None and self.target.company is not None:
+            self.target.company.is_coming(entry.owner)
         self._jobs.count(entry.owner, -1)
         entry.ticket.finish(result, failure)

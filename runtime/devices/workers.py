@@ -94,6 +94,7 @@ class DeviceWorker(Worker):
 
     Attributes:
         cores: those that its thread stays on; any where there are none.
+        turn: held while the device is at work.
         company: who shares passes; None where each owner's are run by themselves.
         on_company: called, from any thread, when passes of more owners wait than can be run together.
     """
@@ -101,7 +102,7 @@ class DeviceWorker(Worker):
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
         self.name = name
         self.cores, self._is_lent = tuple(cores), is_lent
-        self._device = threading.Lock()
+        self.turn = threading.Lock()
         self._jobs = _Jobs()
         self._job_started: float | None = None
         self._last_ended = 0.0
@@ -154,12 +155,13 @@ class DeviceWorker(Worker):
             try:
                 with self._jobs.lock:
                     self._check_open()
-                    if self._is_lent and not self.has_pending() and not self._is_awaiting_others(owner):
+                    is_free = not (self.has_pending() or self.turn.locked() or self._is_awaiting_others(owner))
+                    if self._is_lent and is_free:
                         self._loan = loan
                         self._arrives(job, owner)
                 if self._loan is not loan:
                     return self.submit(job, owner)
-                with self._device, pinned(self.cores):
+                with self.turn, pinned(self.cores):
                     self._do(Entry(job, ticket, owner, None))
             finally:
                 self._give_back(loan)
@@ -245,9 +247,9 @@ class DeviceWorker(Worker):
         if self._is_lent_here:
             return False
         self._thread.join(timeout_s)
-        if self._thread.is_alive() or not self._device.acquire(timeout=timeout_s):
+        if self._thread.is_alive() or not self.turn.acquire(timeout=timeout_s):
             return False
-        self._device.release()
+        self.turn.release()
         return True
 
     def end(self) -> None:
@@ -258,10 +260,20 @@ class DeviceWorker(Worker):
     def _work(self) -> None:
         pin_current_thread(self.cores)
         while (entry := self._next_entry()) is not None:
-            entries = self._with_others(entry)
-            with self._device:
+            entries, turn = self._with_others(entry), self._turn_of(entry)
+            while not turn.acquire(blocking=False):  # who is at work on these cores now may want to join
+                with turn:
+                    pass
+                self._jobs.backlog.extendleft(reversed(entries[1:]))
+                entries = self._with_others(entry)
+            try:
                 self._do_together(entries)
+            finally:
+                turn.release()
             del entry, entries
+
+    def _turn_of(self, _: Entry) -> threading.Lock:
+        return self.turn
 
     def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""

@@ -1,5 +1,6 @@
 """Drafts that ONNX Runtime runs, in blocks or in products of integers: exact texts, the same guesses, refusals."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
@@ -54,6 +56,25 @@ def test_the_manifest_says_what_it_is_and_what_it_costs(bundles: tuple[Path, ...
     assert {name for name in manifest.files if name.startswith("draft/")} == {"draft/draft.onnx", "draft/draft.bin"}
     assert manifest.draft_accuracy is not None
     assert manifest.draft_accuracy.scheme == scheme
+
+
+def test_no_float_is_left_of_the_head_even_where_it_has_its_own_weights(
+    bundles: tuple[Path, ...], tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The exporter has turned them already, as nothing else reads them. The head is a small draft's largest product."""
+    from transformers import LlamaForCausalLM
+
+    network = LlamaForCausalLM.from_pretrained(tiny_pair[0])
+    network.config.tie_word_embeddings = False
+    network.lm_head.weight = torch.nn.Parameter(1.5 * network.lm_head.weight.detach())
+    shutil.copytree(tiny_pair[0], tmp_path / "untied")
+    network.save_pretrained(tmp_path / "untied")
+    export_pair(tiny_pair[0], tmp_path / "untied", tmp_path / "untied.mirror", ROWS)
+    for bundle in (bundles[0], bundles[2], tmp_path / "untied.mirror"):
+        entry = read_bundle(bundle).draft
+        weights = ir.load(bundle / entry.file).graph.initializers.values()
+        floats = [weight.shape.numpy() for weight in weights if weight.dtype == ir.DataType.FLOAT and weight.shape]
+        assert not [sizes for sizes in floats if len(sizes) == 2 and entry.shape.vocab_size in sizes and min(sizes) > 1]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])

@@ -47,7 +47,7 @@ class Table:
             found = [self.rounds.run(DraftPass(name, (), ())) for _ in range(num_passes)]
             return [int(guesses.ids[0, 0, 0]) for guesses in found]
 
-        return DraftJob(work)
+        return DraftJob(work, is_waited_for=True)
 
     def submit(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[Ticket[Any]]:
         """Of these owners, all waiting when the device comes free."""
@@ -92,7 +92,7 @@ def test_jobs_of_one_owner_keep_their_order_and_nothing_else_is_overtaken(table:
 
 
 def test_a_job_that_asks_for_no_pass_holds_nobody_up(table: Table) -> None:
-    tickets = table.submit([("a", table.job("A", 2)), ("b", DraftJob(lambda: "tidied"))])
+    tickets = table.submit([("a", table.job("A", 2)), ("b", DraftJob(lambda: "tidied", is_waited_for=True))])
     assert (table.joint.passes, tickets[1].result()) == ([["A"], ["A"]], "tidied")
 
 
@@ -102,7 +102,12 @@ def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table
 
     table.joint.failing = "B"
     tickets = table.submit(
-        [("a", table.job("A", 1)), ("b", table.job("B", 1)), ("c", DraftJob(fail)), ("d", DraftJob(lambda: "done"))]
+        [
+            ("a", table.job("A", 1)),
+            ("b", table.job("B", 1)),
+            ("c", DraftJob(fail, is_waited_for=True)),
+            ("d", DraftJob(lambda: "done", is_waited_for=True)),
+        ]
     )
     errors = [type(ticket.error) for ticket in tickets]
     assert errors == [DeviceError, DeviceError, ValueError, type(None)]

@@ -109,10 +109,10 @@ def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
         def __exit__(self, *_: object) -> None: ...
 
     worker = DeviceWorker("test", is_lent=True)
-    device, worker._device = worker._device, Interrupting()
+    device, worker.turn = worker.turn, Interrupting()
     with pytest.raises(KeyboardInterrupt):
         worker.perform(lambda: 1)
-    worker._device = device
+    worker.turn = device
     assert not worker.has_pending()
     assert worker.perform(threading.get_ident).result() == threading.get_ident(), "it is still lent"
     assert worker.close()
