@@ -66,8 +66,8 @@ def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         turned = None if weight is None else weight.producer()
         if weight is not None and weight.const_value is not None and weight.const_value.shape[-1] == vocab_size:
-            table = _turned_table(graph, weight, vocab_size)
-            _multiply_rows(graph, node, add_tensor(graph, table.key, table))
+            own = _turned_table(graph, weight, vocab_size)
+            _multiply_rows(graph, node, add_tensor(graph, own.key, own))
         elif turned is not None and turned.op_type == "Transpose" and turned.inputs[0] is not None:
             table = _table_of(turned.inputs[0], vocab_size)
             if table is not None:
@@ -84,8 +84,9 @@ def _turned_table(graph: ir.Graph, turned: ir.Value, vocab_size: int) -> LazyWei
     rows = turned.const_value.numpy().T
     for value in graph.initializers.values():
         known = value.const_value
-        if known is not None and len(known.shape) == 2 and known.shape[1] == rows.shape[1]:
-            table = _table_of(value, vocab_size) if known.shape[0] >= vocab_size else None
+        sizes = () if known is None else known.shape.numpy()
+        if len(sizes) == 2 and sizes[1] == rows.shape[1] and sizes[0] >= vocab_size:
+            table = _table_of(value, vocab_size)
             if table is not None and np.array_equal(table.numpy(), rows):
                 return table
     return lazy_weight(turned.const_value).transposed()

@@ -91,7 +91,10 @@ class DraftWorker(DeviceWorker):
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
-        if self.target is not None and self.target.company is not None:
-            self.target.company.is_coming(entry.owner)
-        self._jobs.count(entry.owner, -1)
+        self._is_over(entry.owner)
         entry.ticket.finish(result, failure)
+
+    def _is_over(self, owner: object) -> None:
+        if self.target is not None and self.target.company is not None:
+            self.target.company.is_coming(owner)
+        super()._is_over(owner)

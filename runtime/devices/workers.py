@@ -313,10 +313,13 @@ class DeviceWorker(Worker):
                 self.company = self.on_company = None
         for number, entry in enumerate(entries):
             if results is None:
-                self._do(entry, then=self._jobs.count)
+                self._do(entry, then=self._is_over)
             else:
-                self._jobs.count(entry.owner, -1)
+                self._is_over(entry.owner)
                 entry.ticket.finish(results[number], failure)
+
+    def _is_over(self, owner: object) -> None:
+        self._jobs.count(owner, -1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
@@ -335,7 +338,7 @@ class DeviceWorker(Worker):
         others = [*self._jobs.by_owner, *([] if loan is None else [loan.owner])]
         return most if company is None else company.rows_of_prompt(owner, others, start, most)
 
-    def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
+    def _do(self, entry: Entry, then: Callable[[object], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
         if entry.queued_at is not None:
             entry.ticket.queued_s = perf_counter() - entry.queued_at
@@ -349,7 +352,7 @@ class DeviceWorker(Worker):
         if self.company is not None and isinstance(entry.job, TargetPass):
             self.company.ended_alone(entry, self._last_ended - started)
         if then is not None:
-            then(entry.owner, -1)
+            then(entry.owner)
         entry.ticket.finish(result, failure)
 
     @property

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import pytest
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointRounds
 from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.devices.company import Entry
+from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.devices.draft_worker import DraftJob, DraftWorker
-from mirrorsd.runtime.ledger import Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
+from mirrorsd.testing.fake import FakeBatch, FakeTarget
 
 
 class Joint:
@@ -118,7 +120,9 @@ def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table
 def test_who_drafted_together_is_waited_for_but_not_for_long(table: Table) -> None:
     table.submit([("a", table.job("A", 1)), ("b", table.job("B", 1))])
     release = threading.Event()
-    busy = table.worker.submit(lambda: release.wait(5), "somebody")  # its thread takes nothing meanwhile
+    busy = table.worker.submit(lambda: release.wait(5), "somebody")
+    while not table.worker.running_seconds():  # from then on its thread takes nothing
+        sleep(0.001)
     first, second = (Entry(table.job(name.upper(), 1), Ticket(), name, None) for name in "ab")
     table.rounds.seconds = 4.0
     threading.Timer(0.05, table.worker._jobs.queue.put, [second]).start()
@@ -140,3 +144,52 @@ def test_a_session_is_alone_once_nobody_has_shared_its_last_jobs(table: Table) -
         table.submit([("a", table.job("A", 1))])
     assert table.joint.passes == [["A", "B"], *([["A"]] * 3)]
     assert table.joint.alone == [False, False, True, True]
+
+
+@pytest.fixture
+def target(table: Table) -> Iterator[DeviceWorker]:
+    """The target's worker, on the cores of the draft's."""
+    found = DeviceWorker("target")
+    table.worker.target = found
+    yield found
+    assert found.close()
+
+
+def test_on_the_same_cores_a_draft_that_is_waited_for_waits_for_the_target(table: Table, target: DeviceWorker) -> None:
+    release = threading.Event()
+    running = target.submit(lambda: release.wait(5), "a")
+    while not target.turn.locked():
+        sleep(0.001)
+    waiting = table.worker.submit(table.job("A", 1), "b")
+    assert not waiting.wait(0.05)
+    release.set()
+    assert (running.result(), waiting.result()) == (True, [65])
+    release.clear()
+    running = target.submit(lambda: release.wait(5), "a")
+    beside = table.worker.submit(DraftJob(lambda: "beside", is_waited_for=False), "a")
+    assert beside.wait(5), "what the mirror prepares is prepared beside the target"
+    release.set()
+    assert (running.result(), beside.result()) == (True, "beside")
+
+
+def test_a_pass_that_waits_for_drafts_takes_those_along_who_have_drafted(table: Table, target: DeviceWorker) -> None:
+    batch, release = FakeBatch(4), threading.Event()
+    target.company = company = Company(batch)
+    company._seconds = 4.0
+    drafting = table.worker.submit(DraftJob(lambda: release.wait(5), is_waited_for=True), "a")
+    while not target.turn.locked():
+        sleep(0.001)
+    sessions = [FakeTarget(lambda text: np.eye(8)[sum(text) % 8], vocab_size=8) for _ in range(2)]
+    passes = [
+        TargetPass(session=session, tokens=np.array([3]), start=0, with_logits=False, ledger=Ledger())
+        for session in sessions
+    ]
+    first = target.submit(passes[1], "b")
+    assert not first.wait(0.05)
+    release.set()
+    assert drafting.result() is True
+    sleep(0.02)
+    second = target.submit(passes[0], "a")
+    assert first.wait(5)
+    assert second.wait(5)
+    assert [len(one) for one in batch.passes] == [2]

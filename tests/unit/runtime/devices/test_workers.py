@@ -103,6 +103,9 @@ def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
     """A Ctrl-C may fall anywhere between the count and the job."""
 
     class Interrupting:
+        def locked(self) -> bool:
+            return False
+
         def __enter__(self) -> None:
             raise KeyboardInterrupt
 
