@@ -49,6 +49,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "freed_memory": set(),
         "draft_passes": set(),
         "draft_memory": set(),
+        "pinning": set(),
         "cache_bytes": set(),
         "saved_cache": set(),
         "endings": set(),

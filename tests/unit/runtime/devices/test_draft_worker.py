@@ -119,10 +119,9 @@ def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table
 
 def test_who_drafted_together_is_waited_for_but_not_for_long(table: Table) -> None:
     table.submit([("a", table.job("A", 1)), ("b", table.job("B", 1))])
-    release = threading.Event()
-    busy = table.worker.submit(lambda: release.wait(5), "somebody")
-    while not table.worker.running_seconds():  # from then on its thread takes nothing
-        sleep(0.001)
+    begun, release = threading.Event(), threading.Event()
+    busy = table.worker.submit(lambda: (begun.set(), release.wait(5)), "somebody")
+    assert begun.wait(5), "from then on its thread takes nothing"
     first, second = (Entry(table.job(name.upper(), 1), Ticket(), name, None) for name in "ab")
     table.rounds.seconds = 4.0
     threading.Timer(0.05, table.worker._jobs.queue.put, [second]).start()
