@@ -26,7 +26,7 @@ from mirrorsd.texts.config import SpeculationConfig
 WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
-RUN_S = SpeculationConfig().target_deadline_s
+RUN_S, TURN_S = SpeculationConfig().target_deadline_s, SpeculationConfig().draft_deadline_s
 _READ_SHARE, _MOST_READ_SHARE = 1.0, 2.0
 """Of a pass's time, that a part of a prompt may take beside texts
 (`bench/claims/serving/company.py BUNDLE --rounds 0 --arriving 1500 --with _READ_SHARE=0.75`); and where prompts take

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.devices.pinning import pin_current_thread, pinned
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
+from mirrorsd.runtime.devices.company import RUN_S, TURN_S, Company, Entry, Worker
 from mirrorsd.runtime.ledger import Overdue, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.turns import LOOK_S
 
@@ -261,16 +261,19 @@ class DeviceWorker(Worker):
     def _work(self) -> None:
         pin_current_thread(self.cores)
         while (entry := self._next_entry()) is not None:
-            entries, turn = self._with_others(entry), self._turn_of(entry)
-            while not turn.acquire(blocking=False):  # who is at work on these cores now may want to join
-                with turn:
-                    pass
+            entries, turn, until = self._with_others(entry), self._turn_of(entry), perf_counter() + TURN_S
+            while not (has_turn := turn.acquire(blocking=False)):
+                if not turn.acquire(timeout=max(0.0, until - perf_counter())):
+                    self.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
+                    break
+                turn.release()  # who was at work on these cores may want to join
                 self._jobs.backlog.extendleft(reversed(entries[1:]))
                 entries = self._with_others(entry)
             try:
                 self._do_together(entries)
             finally:
-                turn.release()
+                if has_turn:
+                    turn.release()
             del entry, entries
 
     def _turn_of(self, _: Entry) -> threading.Lock:

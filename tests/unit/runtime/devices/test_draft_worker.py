@@ -11,6 +11,7 @@ import pytest
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointRounds
 from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.runtime.devices import workers
 from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.devices.draft_worker import DraftJob, DraftWorker
 from mirrorsd.runtime.devices.workers import DeviceWorker
@@ -192,3 +193,19 @@ def test_a_pass_that_waits_for_drafts_takes_those_along_who_have_drafted(table: 
     assert first.wait(5)
     assert second.wait(5)
     assert [len(one) for one in batch.passes] == [2]
+
+
+def test_nobody_waits_for_a_draft_that_hangs(
+    table: Table, target: DeviceWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "TURN_S", 0.1)
+    release = threading.Event()
+    hung = table.worker.submit(DraftJob(lambda: release.wait(5), is_waited_for=True), "a")
+    while not target.turn.locked():
+        sleep(0.001)
+    assert target.submit(lambda: "over", "b").wait(2)
+    started = perf_counter()
+    assert target.submit(lambda: "over", "b").wait(2)
+    assert perf_counter() - started < 0.08, "only the first pass waits"
+    release.set()
+    assert hung.result() is True
