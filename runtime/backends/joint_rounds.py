@@ -83,13 +83,15 @@ class JointRounds:
             return
         asked, self._asked, started = self._asked, [], perf_counter()
         self._num_working = len(asked)
-        found: Sequence[TipGuesses | None] = [None] * len(asked)
-        failure: BaseException | None = None
-        try:
-            found = self._joint.run([one for one, _ in asked], is_alone=False)
-        except BaseException as error:  # whose rows it was cannot be told
-            failure = error
+        found = self._results_of([one for one, _ in asked])
         self.seconds = perf_counter() - started
-        for (_, ticket), guesses in zip(asked, found, strict=True):
-            ticket.finish(guesses, failure)
+        for (_, ticket), result in zip(asked, found, strict=True):
+            ticket.finish(*result)
         self._turn.notify_all()
+
+    def _results_of(self, passes: Sequence[DraftPass]) -> list[tuple[TipGuesses | None, BaseException | None]]:
+        """What each says, or how it failed: by itself, where all together did, so that only who is at fault fails."""
+        try:
+            return [(guesses, None) for guesses in self._joint.run(passes, is_alone=False)]
+        except BaseException as error:
+            return [(None, error)] if len(passes) == 1 else [self._results_of([one])[0] for one in passes]

@@ -57,7 +57,9 @@ class DraftWorker(DeviceWorker):
             with suppress(Empty):
                 while True:
                     backlog.append(self._jobs.queue.get_nowait())
-            while backlog and (found := backlog[0]) is not None and found.may_join and found.owner not in owners:
+            while backlog and (found := backlog[0]) is not None and found.owner not in owners:
+                if not found.may_join or _is_waited_for(found) is not _is_waited_for(entry):
+                    break
                 entries.append(found)
                 owners.add(found.owner)
                 backlog.popleft()
@@ -71,8 +73,7 @@ class DraftWorker(DeviceWorker):
         return entries
 
     def _turn_of(self, entry: Entry) -> threading.Lock:
-        is_waited_for = getattr(entry.job, "is_waited_for", False)  # else it is done beside the target
-        return self.target.turn if self.target is not None and is_waited_for else self.turn
+        return self.target.turn if self.target is not None and _is_waited_for(entry) else self.turn
 
     def _do_together(self, entries: Sequence[Entry]) -> None:
         if self.rounds is None or len(entries) == 1:
@@ -91,10 +92,15 @@ class DraftWorker(DeviceWorker):
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
-        self._is_over(entry.owner)
+        self._is_over(entry)
         entry.ticket.finish(result, failure)
 
-    def _is_over(self, owner: object) -> None:
-        if self.target is not None and self.target.company is not None:
-            self.target.company.is_coming(owner)
-        super()._is_over(owner)
+    def _is_over(self, entry: Entry) -> None:
+        if self.target is not None and self.target.company is not None and _is_waited_for(entry):
+            self.target.company.is_coming(entry.owner)
+        super()._is_over(entry)
+
+
+def _is_waited_for(entry: Entry) -> bool:
+    """Else it is done beside the target, or is no draft's."""
+    return bool(getattr(entry.job, "is_waited_for", False))

@@ -319,11 +319,11 @@ class DeviceWorker(Worker):
             if results is None:
                 self._do(entry, then=self._is_over)
             else:
-                self._is_over(entry.owner)
+                self._is_over(entry)
                 entry.ticket.finish(results[number], failure)
 
-    def _is_over(self, owner: object) -> None:
-        self._jobs.count(owner, -1)
+    def _is_over(self, entry: Entry) -> None:
+        self._jobs.count(entry.owner, -1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
@@ -342,7 +342,7 @@ class DeviceWorker(Worker):
         others = [*self._jobs.by_owner, *([] if loan is None else [loan.owner])]
         return most if company is None else company.rows_of_prompt(owner, others, start, most)
 
-    def _do(self, entry: Entry, then: Callable[[object], None] | None = None) -> None:
+    def _do(self, entry: Entry, then: Callable[[Entry], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
         if entry.queued_at is not None:
             entry.ticket.queued_s = perf_counter() - entry.queued_at
@@ -356,7 +356,7 @@ class DeviceWorker(Worker):
         if self.company is not None and isinstance(entry.job, TargetPass):
             self.company.ended_alone(entry, self._last_ended - started)
         if then is not None:
-            then(entry.owner)
+            then(entry)
         entry.ticket.finish(result, failure)
 
     @property

@@ -99,7 +99,7 @@ def test_a_job_that_asks_for_no_pass_holds_nobody_up(table: Table) -> None:
     assert (table.joint.passes, tickets[1].result()) == ([["A"], ["A"]], "tidied")
 
 
-def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table) -> None:
+def test_a_pass_that_fails_is_run_for_each_and_fails_for_who_is_at_fault(table: Table) -> None:
     def fail() -> None:
         raise ValueError("its own")
 
@@ -113,7 +113,8 @@ def test_a_pass_that_fails_fails_for_all_of_it_and_a_job_for_itself(table: Table
         ]
     )
     errors = [type(ticket.error) for ticket in tickets]
-    assert errors == [DeviceError, DeviceError, ValueError, type(None)]
+    assert errors == [type(None), DeviceError, ValueError, type(None)]
+    assert (table.joint.passes[0], sorted(table.joint.passes[1:])) == (["A", "B"], [["A"], ["B"]])
     (ticket,) = table.submit([("a", table.job("A", 1))])
     assert ticket.result() == [65], "the next ones are run as ever"
 
@@ -209,3 +210,12 @@ def test_nobody_waits_for_a_draft_that_hangs(
     assert perf_counter() - started < 0.08, "only the first pass waits"
     release.set()
     assert hung.result() is True
+
+
+def test_what_is_prepared_beside_the_target_is_no_part_of_what_waits_for_it(table: Table, target: DeviceWorker) -> None:
+    """And who prepares, or tidies up, is not about to come to the target."""
+    target.company = company = Company(FakeBatch(4))
+    beside = DraftJob(lambda: table.rounds.run(DraftPass("B", (), ())), is_waited_for=False)
+    table.submit([("a", table.job("A", 1)), ("b", beside), ("seat", lambda: None)])
+    assert table.joint.passes == [["A"], ["B"]]
+    assert set(company._members) == {"a"}
