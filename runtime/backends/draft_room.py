@@ -39,8 +39,10 @@ class DraftRoom(JointDraft):
         return [found[id(one.session)] for one in passes]
 
     def _run(self, group: Sequence[DraftPass], *, is_alone: bool) -> Found:
-        shape, (first, *others) = self._shape(group), group
-        if shape is None or (not others and (is_alone or not isinstance(first.session.cache, CachePart))):
+        first, *others = group
+        has_own = not others and (is_alone or not isinstance(first.session.cache, CachePart))
+        shape = None if has_own else self._shape(group)
+        if shape is None:
             return {id(one.session): one.session.run_alone(one.blocks, one.tip_rows) for one in group}
         if _whole_of(group) is None:
             self._seat(group, shape[2])

@@ -2,8 +2,10 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +16,7 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_passes import Shape
 from mirrorsd.devices.inventory import cannot_run
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.export import ExportOptions, export_pair
@@ -22,7 +25,11 @@ from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
+from mirrorsd.runtime.backends.draft_room import DraftRoom, Found
+from mirrorsd.runtime.backends.joint_rounds import DraftPass
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
+from mirrorsd.runtime.loading import open_draft
+from mirrorsd.runtime.sampling.noise import gumbel
 from mirrorsd.texts.config import SpeculationConfig
 
 PROMPT = "the quick brown fox"
@@ -117,6 +124,49 @@ def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, 
         other.keep(16, start)
         same.append(np.mean(found == expected[:, 0, 0]))
     assert np.mean(same) > 0.8
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "sampled"])
+def test_a_joint_round_says_what_rounds_of_single_texts_say(
+    bundles: tuple[Path, ...], runtime: str, *, is_sampled: bool
+) -> None:
+    """Main row and streams, and what is cached: texts of other lengths look at other slots of one cache."""
+    bundle = bundles[2] if runtime == "onnxruntime" else bundles[1]
+    placement = replace(load_device_map("cpu").draft, precision="f32")  # bf16 turns near ties of a random model round
+    model = open_draft(bundle, read_bundle(bundle).draft, placement)
+    room, passes = DraftRoom(model), Counter[int]()
+    together = room._run_together
+
+    def counted(group: Sequence[DraftPass], shape: Shape) -> Found:
+        passes[len(group)] += 1
+        return together(group, shape)
+
+    sessions = [model.new_session() for _ in range(6)]
+    lengths, text = (40, 7, 90), np.arange(1, 250) * 7 % 299
+    for number, session in enumerate(sessions):
+        session.prepare(512)
+        session.use_noise(gumbel_of(number % 3) if is_sampled else None)
+        for start in range(0, lengths[number % 3], 4):
+            session.run([RowBlock(text[start : start + 4].tolist(), start, start)], [3])
+            session.keep_rows(range(4), range(start, start + 4))
+    with patch.object(room, "_run_together", counted):
+        for step in range(5):
+            starts = [length // 4 * 4 + 4 * (length % 4 > 0) + step for length in lengths]
+            asked = [[RowBlock([int(text[start])], start, start)] for start in starts]
+            alone = [session.run(blocks, [0]) for session, blocks in zip(sessions[:3], asked, strict=True)]
+            joint = [DraftPass(session, blocks, [0]) for session, blocks in zip(sessions[3:], asked, strict=True)]
+            found = room.run(joint, is_alone=False)
+            for one, other in zip(alone, found, strict=True):
+                assert one.ids[..., 0].tolist() == other.ids[..., 0].tolist()
+                np.testing.assert_allclose(one.logprobs[..., 0], other.logprobs[..., 0], atol=1e-3)
+            for session, start in zip(sessions, starts * 2, strict=True):
+                session.keep_rows([0], [start])
+    assert passes == {2: 5}, "the largest cache has room for two; the third has rounds of its own"
+
+
+def gumbel_of(seed: int) -> Callable[[int, int], np.ndarray]:
+    return lambda position, size: gumbel(seed, np.array([position]), np.arange(size))[0]
 
 
 @pytest.mark.parametrize("name", ["npu-emulated", "lunar-lake"])
