@@ -12,12 +12,11 @@ from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.devices import endings
 from mirrorsd.devices.endings import Watched
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
-from mirrorsd.devices.pinning import pinned
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.devices.company import Company
-from mirrorsd.runtime.devices.draft_worker import DraftWorker
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.draft_company import DraftCompany
+from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper
 from mirrorsd.texts.config import GenerationConfig
@@ -45,7 +44,7 @@ class DeviceThreads:
 
     def __init__(self, target_cores: tuple[int, ...], draft_cores: tuple[int, ...], *, is_target_lent: bool) -> None:
         self.target = DeviceWorker("target", target_cores, is_lent=is_target_lent)
-        self.draft = DraftWorker("draft", draft_cores)
+        self.draft = DeviceWorker("draft", draft_cores)
         self.preparing = DeviceWorker("preparing", draft_cores)
         self.is_open = True
         self._lock = threading.RLock()
@@ -115,6 +114,7 @@ class SharedPasses:
         self._threads, self._model, self._seats, self._rest = threads, model, seats, rest
         self._lock = threading.RLock()
         self._num_slots = 0
+        self.drafts: DraftCompany | None = None
         threads.target.on_company = partial(_if_there, weakref.WeakMethod(self.open))
 
     def open(self, least: int = 1) -> None:
@@ -131,6 +131,8 @@ class SharedPasses:
         worker = self._threads.target
         if not self._threads.is_open:
             return
+        if self.drafts is not None:
+            self.drafts.open()
         before = regions_now() if self._rest else []
         with pinned(worker.cores):
             batch = self._model.open_batch(num_slots)
@@ -177,7 +179,6 @@ class Engine(Watched):
         self._threads = threads = DeviceThreads(target_cores, draft_cores, is_target_lent=is_target_lent)
         self.target_worker, self.draft_worker = threads.target, threads.draft
         self.takes_turns, self.known = takes_turns, known or Knowledge()
-        self.draft_worker.target = threads.target if takes_turns else None
         self.keeper: Keeper | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
@@ -190,9 +191,10 @@ class Engine(Watched):
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
-            self.draft_worker.rounds = getattr(self.draft_model, "rounds", None)  # a paced one has none
             unless_loaded.pop_all()
         self._passes = SharedPasses(threads, self.target_model, self.seats, self.beside.rest if huge_pages else None)
+        rounds = getattr(self.draft_model, "rounds", None)  # a paced one has none
+        self._passes.drafts = rounds and DraftCompany(threads.draft, rounds, threads.target if takes_turns else None)
 
     def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
         """End what the other device is still loading, and wait for it unless the user wants to leave."""

@@ -35,9 +35,9 @@ from mirrorsd.bench import runs
 from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
 from mirrorsd.bench.claims.serving.soak import ServedSoak
 from mirrorsd.devices.freed_memory import few_arenas
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.session import MirrorSession
 
 _CANCELLED, _REOPENED, _RELOADED = 0.1, 0.1, 0.2

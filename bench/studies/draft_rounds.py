@@ -22,13 +22,13 @@ import openvino as ov
 
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, SlotDraftModel
 from mirrorsd.devices.layouts import choose_layout, thread_cores
 from mirrorsd.devices.openvino.core import new_core
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.slot_draft import SlotDraft, SlotDraftModel
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.loading import open_draft
 

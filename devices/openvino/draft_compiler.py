@@ -17,13 +17,14 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
-from mirrorsd.devices.draft_memory import DraftNoise, RowBlock
+from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.devices.draft_passes import Shape, any_bucket, pass_buckets
 from mirrorsd.devices.openvino.compiled_cache import CompiledCache, open_draft_cache
 from mirrorsd.devices.openvino.draft_graph import DraftGraph, reason_in
 from mirrorsd.devices.openvino.draft_pass import DraftRequest, Runnable, TensorCache
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, is_shared
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
+from mirrorsd.devices.slot_draft import DraftNoise
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows

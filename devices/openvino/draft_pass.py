@@ -8,10 +8,11 @@ import threading
 
 import openvino as ov
 
-from mirrorsd.devices.draft_memory import DraftNoise, PassBuffers, SlotCache
+from mirrorsd.devices.draft_memory import SlotCache
 from mirrorsd.devices.draft_passes import Shape, host_arrays, host_ports
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, numpy_type, tensor_on
 from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
+from mirrorsd.devices.slot_draft import DraftNoise, PassBuffers
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError

@@ -93,7 +93,7 @@ def _turned_table(graph: ir.Graph, turned: ir.Value, vocab_size: int) -> LazyWei
 
 
 def _of_streams(graph: ir.Graph, vocab_size: int) -> frozenset[str]:
-    """Names of the streams' adapters and links and of a low-rank head's first half: no stored tensors as they are.
+    """Names of the streams' adapters and links: no stored tensors as they are.
 
     They are small: rounding what they multiply would take as long as is gained.
     """

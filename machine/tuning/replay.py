@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
+from mirrorsd.devices.slot_draft import NoiseSource
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, TargetSession, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession, HeadGuesses, Kept, TargetSession
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, TargetOutput
-from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _ALIAS_STRIDE = 7919

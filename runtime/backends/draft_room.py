@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mirrorsd.devices.draft_memory import CachePart, DraftNoise, PassBuffers, RowBlock, SlotCache
+from mirrorsd.devices.draft_memory import CachePart, DraftPass, RowBlock, SlotCache, SlotDraftModel, TipGuesses
 from mirrorsd.devices.draft_passes import Shape
-from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointDraft
-from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.backends.slot_draft import SlotDraftModel
+from mirrorsd.devices.slot_draft import DraftNoise, PassBuffers
+from mirrorsd.runtime.backends.joint_rounds import JointDraft
 
 Found = dict[int, TipGuesses]
 """By the session's identity."""

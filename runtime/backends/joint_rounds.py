@@ -10,19 +10,10 @@ Owns: the threads, and what is run when. Does not own: the joint pass (`draft_ro
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from mirrorsd.devices.draft_memory import RowBlock
-from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.devices.draft_memory import DraftPass, TipGuesses
 from mirrorsd.runtime.ledger import Ticket
-
-
-class DraftPass(NamedTuple):
-    """What a draft's session is asked to run: see `DraftSession.run`."""
-
-    session: Any
-    blocks: Sequence[RowBlock]
-    tip_rows: Sequence[int]
 
 
 class JointDraft(Protocol):
@@ -36,6 +27,7 @@ class JointRounds:
     """The jobs that are at work, and the passes they have asked for.
 
     Attributes:
+        num_working: jobs that have not asked for their next pass yet; 0 where none is beside another.
         seconds: what the last pass of several took.
         is_alone: whether nobody has drafted beside who does now, nor before that.
         takes_any: whether passes may have any number of rows, so that nearly all can be one.
@@ -43,13 +35,13 @@ class JointRounds:
 
     def __init__(self, joint: JointDraft, *, takes_any: bool) -> None:
         self.seconds, self.is_alone, self.takes_any = 0.0, True, takes_any
-        self._joint, self._num_working = joint, 0
+        self._joint, self.num_working = joint, 0
         self._asked: list[tuple[DraftPass, Ticket[TipGuesses]]] = []
         self._turn = threading.Condition()
 
     def work(self, jobs: Sequence[Callable[[], None]]) -> None:
         """Do jobs side by side, none of which raises; returns when all are over."""
-        self._num_working = len(jobs)
+        self.num_working = len(jobs)
         threads = [threading.Thread(target=self._work, args=(job,), daemon=True) for job in jobs[1:]]
         for thread in threads:
             thread.start()
@@ -60,7 +52,7 @@ class JointRounds:
     def _work(self, job: Callable[[], None]) -> None:
         with self._turn:
             job()
-            self._num_working -= 1
+            self.num_working -= 1
             self._run_if_all_have_asked()
 
     def run(self, one: DraftPass) -> TipGuesses:
@@ -69,20 +61,20 @@ class JointRounds:
         Raises:
             DeviceError: the device failed.
         """
-        if not self._num_working:
+        if not self.num_working:
             return self._joint.run([one], is_alone=self.is_alone)[0]
         ticket = Ticket[TipGuesses]()
         self._asked.append((one, ticket))
-        self._num_working -= 1
+        self.num_working -= 1
         self._run_if_all_have_asked()
         self._turn.wait_for(ticket.done)
         return ticket.result()
 
     def _run_if_all_have_asked(self) -> None:
-        if self._num_working or not self._asked:
+        if self.num_working or not self._asked:
             return
         asked, self._asked, started = self._asked, [], perf_counter()
-        self._num_working = len(asked)
+        self.num_working = len(asked)
         found = self._results_of([one for one, _ in asked])
         self.seconds = perf_counter() - started
         for (_, ticket), result in zip(asked, found, strict=True):

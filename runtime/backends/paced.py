@@ -9,20 +9,12 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
+from mirrorsd.devices.slot_draft import NoiseSource
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Head
-from mirrorsd.runtime.backends.protocol import (
-    DraftModel,
-    DraftSession,
-    HeadGuesses,
-    Kept,
-    TargetModel,
-    TargetSession,
-    TipGuesses,
-)
+from mirrorsd.runtime.backends.protocol import DraftModel, DraftSession, HeadGuesses, Kept, TargetModel, TargetSession
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Span, TargetOutput
-from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 

@@ -9,28 +9,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
+from mirrorsd.devices.slot_draft import NoiseSource
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.ledger import Ledger, PassRunner, TargetOutput, TargetPass
-from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 Result = TypeVar("Result")
 MOST_SEATED = 8
 """Rows that each conversation may bring to a pass of several: a window and the token before it. One may have more."""
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""
-
-
-class TipGuesses(NamedTuple):
-    """What a pass predicts at its tip rows: `ids` and `logprobs` `[R, 1 + s, m]`, best first (by both, if with noise).
-
-    `[r, 0]` is the token after tip `r`, `[r, j]` the token `j` further on.
-    """
-
-    ids: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
 
 
 class DraftSession(Protocol):

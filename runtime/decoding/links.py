@@ -19,7 +19,6 @@ from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetSession
 from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
-from mirrorsd.runtime.devices.draft_worker import DraftJob
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Overdue, TargetOutput, TargetPass, Ticket
@@ -215,6 +214,18 @@ def _of_rows(
     return None if on_exit is None else lambda guesses: on_exit(guesses.rows(start, stop))
 
 
+class DraftJob(partial[Result]):
+    """A job of one conversation's draft, which may be done beside others'."""
+
+    may_join, is_waited_for = True, False
+
+
+class AskedJob(DraftJob[Result]):
+    """One without which its conversation has no next pass."""
+
+    is_waited_for = True
+
+
 class DraftLink:
     """Posts jobs to the draft worker for one request and watches over their outcome.
 
@@ -259,8 +270,7 @@ class DraftLink:
     @property
     def shares_rounds(self) -> bool:
         """Whether a round has rows of all conversations that draft at once."""
-        rounds = getattr(self._worker, "rounds", None)
-        return rounds is not None and rounds.takes_any
+        return bool(getattr(getattr(self.drafter.session, "rounds", None), "takes_any", False))
 
     @property
     def is_preparing(self) -> bool:
@@ -294,8 +304,7 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                waiting = DraftJob(job, is_waited_for=False)
-                self._posted.append(self._worker.submit(waiting, self._ledger, deadline_s=self._deadline_s))
+                self._posted.append(self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -341,8 +350,7 @@ class DraftLink:
     def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
         """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
         try:
-            waiting = DraftJob(job, is_waited_for=True)
-            ticket = self._worker.submit(waiting, self._ledger, deadline_s=self._deadline_s)
+            ticket = self._worker.submit(AskedJob(job), self._ledger, deadline_s=self._deadline_s)
         except DeviceError as error:
             self._give_up(str(error))
             return None

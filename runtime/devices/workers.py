@@ -4,15 +4,14 @@ import os
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from mirrorsd.devices.pinning import pin_current_thread, pinned
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.devices.company import RUN_S, TURN_S, Company, Entry, Worker
+from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
 from mirrorsd.runtime.ledger import Overdue, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.turns import LOOK_S
 
@@ -91,20 +90,19 @@ class DeviceWorker(Worker):
     An owner whose jobs the device does not get done waits for room; others do not wait for that. A forked child has no
     such thread, and perhaps a lock that nobody will release: there nothing is touched.
 
-    Where there is `company`, passes of several owners that wait are run together.
-
     Attributes:
         cores: those that its thread stays on; any where there are none.
         turn: held while the device is at work.
-        company: who shares passes; None where each owner's are run by themselves.
+        doing: does a job in company.
+        company: who shares passes that wait; None where each owner's are run by themselves.
         on_company: called, from any thread, when passes of more owners wait than can be run together.
     """
 
+    doing: "Callable[[Entry], None] | None" = None
+
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
-        self.name = name
-        self.cores, self._is_lent = tuple(cores), is_lent
-        self.turn = threading.Lock()
-        self._jobs = _Jobs()
+        self.name, self.cores, self._is_lent = name, tuple(cores), is_lent
+        self.turn, self.jobs = threading.Lock(), _Jobs()
         self._job_started: float | None = None
         self._last_ended = 0.0
         self._loan: _Loan | None = None
@@ -117,24 +115,20 @@ class DeviceWorker(Worker):
     def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Ticket[Result]:
         """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
-        Waits while the owner has `_MAX_PENDING` jobs in the queue.
-
         Raises:
             DeviceError: the worker is closed, or did not get one of these jobs done within `deadline_s`.
             GenerationError: the device is lent to this very thread, which a signal handler has interrupted.
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()
-        with self._jobs.lock:
-            if self._jobs.by_owner[owner] >= _MAX_PENDING and not self._jobs.wait_for_room(owner, deadline_s):
-                raise DeviceError(
-                    f"The {self.name} worker has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: "
-                    "the device has stalled."
-                )
+        with self.jobs.lock:
+            if self.jobs.by_owner[owner] >= _MAX_PENDING and not self.jobs.wait_for_room(owner, deadline_s):
+                words = f"has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: the device has stalled."
+                raise DeviceError(f"The {self.name} worker {words}")
             self._check_open()
-            is_behind = self.serves_others(owner)
             self._arrives(job, owner)
-            self._jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
+            is_behind = self.serves_others(owner)
+            self.jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
         if is_behind and self.company is None:
             self._ask_for_company(job)
         return ticket
@@ -154,16 +148,16 @@ class DeviceWorker(Worker):
         loan = _Loan(get_ident(), owner, overdue)
         try:
             try:
-                with self._jobs.lock:
+                with self.jobs.lock:
                     self._check_open()
-                    is_free = not (self.has_pending() or self.turn.locked() or self._is_awaiting_others(owner))
-                    if self._is_lent and is_free:
+                    is_busy = self.has_pending() or self.turn.locked() or self._is_awaiting_others(owner)
+                    if self._is_lent and not is_busy:
                         self._loan = loan
                         self._arrives(job, owner)
                 if self._loan is not loan:
                     return self.submit(job, owner)
                 with self.turn, pinned(self.cores):
-                    self._do(Entry(job, ticket, owner, None))
+                    self.do(Entry(job, ticket, owner, None))
             finally:
                 self._give_back(loan)
         finally:  # an interrupt may have come in between
@@ -181,9 +175,9 @@ class DeviceWorker(Worker):
     def leave(self, job: Callable[[], object], owner: object = None) -> None:
         """Queue a job that nobody waits for, from wherever Python runs a finaliser; a closed worker takes none."""
         if not self.is_forked:
-            with self._jobs.lock:
-                if not self._jobs.is_closed:
-                    self._jobs.put(Entry(job, Ticket(), owner, None))
+            with self.jobs.lock:
+                if not self.jobs.is_closed:
+                    self.jobs.put(Entry(job, Ticket(), owner, None))
 
     def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Result:
         """Submit a job and wait for it.
@@ -219,11 +213,11 @@ class DeviceWorker(Worker):
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
-        return self._jobs.num_pending > 0 or self._loan is not None
+        return self.jobs.num_pending > 0 or self._loan is not None
 
     def has_waiting(self) -> bool:
         """Whether another job waits behind the running one."""
-        return bool(self._jobs.backlog) or not self._jobs.queue.empty()
+        return bool(self.jobs.backlog) or not self.jobs.queue.empty()
 
     def serves(self, owner: object) -> bool:
         """Whether a job of this owner is waiting or running."""
@@ -231,11 +225,11 @@ class DeviceWorker(Worker):
 
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
-        return self._jobs.num_pending + (self._loan is not None) > self._num_of(owner)
+        return self.jobs.num_pending + (self._loan is not None) > self._num_of(owner)
 
     def _num_of(self, owner: object) -> int:
         loan = self._loan
-        return self._jobs.by_owner[owner] + (loan is not None and loan.owner is owner)
+        return self.jobs.by_owner[owner] + (loan is not None and loan.owner is owner)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
@@ -256,37 +250,27 @@ class DeviceWorker(Worker):
     def end(self) -> None:
         """Take no more jobs; the thread ends by itself after those it has."""
         if not self.is_forked:
-            self._jobs.close()
+            self.jobs.close()
 
     def _work(self) -> None:
         pin_current_thread(self.cores)
         while (entry := self._next_entry()) is not None:
-            entries, turn, until = self._with_others(entry), self._turn_of(entry), perf_counter() + TURN_S
-            while not (has_turn := turn.acquire(blocking=False)):
-                if not turn.acquire(timeout=max(0.0, until - perf_counter())):
-                    self.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
-                    break
-                turn.release()  # who was at work on these cores may want to join
-                self._jobs.backlog.extendleft(reversed(entries[1:]))
-                entries = self._with_others(entry)
-            try:
-                self._do_together(entries)
-            finally:
-                if has_turn:
-                    turn.release()
-            del entry, entries
+            (self.doing or self._do_next)(entry)
+            del entry
 
-    def _turn_of(self, _: Entry) -> threading.Lock:
-        return self.turn
+    def _do_next(self, entry: Entry) -> None:
+        entries = self.with_others(entry)
+        with self.turn:
+            self.do_together(entries)
 
     def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
-        if self._jobs.backlog:
-            return self._jobs.backlog.popleft()
+        if self.jobs.backlog:
+            return self.jobs.backlog.popleft()
         late: float | None = None
         while True:
             try:
-                return self._jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
+                return self.jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
             except queue.Empty:
                 loan, seen = self._loan, late
                 overdue = None if loan is None else loan.overdue
@@ -294,17 +278,17 @@ class DeviceWorker(Worker):
                 if overdue is not None and late is not None and late == seen:
                     overdue.terminate()
 
-    def _with_others(self, entry: Entry) -> list[Entry]:
+    def with_others(self, entry: Entry) -> list[Entry]:
         """The job, and passes that can be run together with it, of those that wait and those that are about to."""
         company = self.company
         if company is None or not entry.may_join:
             return [entry]
-        entries = company.gather(entry, self._jobs.backlog, self._jobs.queue)
-        if any(one is not None and one.may_join for one in self._jobs.backlog):
+        entries = company.gather(entry, self.jobs.backlog, self.jobs.queue)
+        if any(one is not None and one.may_join for one in self.jobs.backlog):
             self._ask_for_company(entry.job)
         return entries
 
-    def _do_together(self, entries: Sequence[Entry]) -> None:
+    def do_together(self, entries: Sequence[Entry]) -> None:
         """Run jobs in one pass, or each by itself where there is one, or where the device could not."""
         company = self.company
         results: list[TargetOutput | None] | None = None
@@ -317,13 +301,10 @@ class DeviceWorker(Worker):
                 self.company = self.on_company = None
         for number, entry in enumerate(entries):
             if results is None:
-                self._do(entry, then=self._is_over)
+                self.do(entry, then=self.jobs.count)
             else:
-                self._is_over(entry)
+                self.jobs.count(entry.owner, -1)
                 entry.ticket.finish(results[number], failure)
-
-    def _is_over(self, entry: Entry) -> None:
-        self._jobs.count(entry.owner, -1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
@@ -339,10 +320,10 @@ class DeviceWorker(Worker):
     def chunk_rows(self, owner: object, start: int, most: int) -> int:
         """How many rows of a prompt, behind `start` and at most `most`, shall pass at once: few beside texts."""
         company, loan = self.company, self._loan
-        others = [*self._jobs.by_owner, *([] if loan is None else [loan.owner])]
+        others = [*self.jobs.by_owner, *([] if loan is None else [loan.owner])]
         return most if company is None else company.rows_of_prompt(owner, others, start, most)
 
-    def _do(self, entry: Entry, then: Callable[[Entry], None] | None = None) -> None:
+    def do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
         if entry.queued_at is not None:
             entry.ticket.queued_s = perf_counter() - entry.queued_at
@@ -356,7 +337,7 @@ class DeviceWorker(Worker):
         if self.company is not None and isinstance(entry.job, TargetPass):
             self.company.ended_alone(entry, self._last_ended - started)
         if then is not None:
-            then(entry)
+            then(entry.owner, -1)
         entry.ticket.finish(result, failure)
 
     @property
@@ -386,5 +367,33 @@ class DeviceWorker(Worker):
             )
 
     def _check_open(self) -> None:
-        if self._jobs.is_closed:
+        if self.jobs.is_closed:
             raise DeviceError(f"The {self.name} worker is closed.")
+
+
+def pin_current_thread(cores: Sequence[int]) -> None:
+    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
+
+    Cores that this process may not use are left out; if none is left the thread stays where it is.
+    """
+    if cores and hasattr(os, "sched_setaffinity"):
+        usable = set(cores) & os.sched_getaffinity(0)
+        if usable:
+            os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling thread on these cores within the block, as `pin_current_thread` does.
+
+    A thread that is on no others stays as it is: setting it and setting it back takes 45 us.
+    """
+    usual = os.sched_getaffinity(0) if cores and hasattr(os, "sched_setaffinity") else set[int]()
+    if usual.issubset(cores):
+        yield
+        return
+    try:
+        pin_current_thread(cores)
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)

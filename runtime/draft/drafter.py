@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import RowBlock
-from mirrorsd.runtime.backends.protocol import DraftSession, TipGuesses
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession
 from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
 from mirrorsd.runtime.ledger import Ledger, RoundClock
 from mirrorsd.runtime.policy.roots import Root

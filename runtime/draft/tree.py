@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import DraftSession, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 from mirrorsd.texts.config import LONGEST_WINDOW

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.slot_draft import NoiseSource
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.sampling.filters import best_ids, kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
@@ -25,8 +26,6 @@ _DROPPED_BEHIND = 8.0
 _FEW_TOKENS = 4_096
 """So many are given noise in less time than a thread takes to be woken (`bench/claims/filter_cost.py --vocab 4096`: 25
 us for 30). Sampled texts of such a vocabulary are 8 to 14 % faster by it."""
-NoiseSource = Callable[[int, int], NDArray[np.float64]]
-"""Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
 
 class TokenLogprob(NamedTuple):

@@ -14,8 +14,7 @@ import pytest
 from mirrorsd import Cancelled, CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
-from mirrorsd.runtime.backends.joint_rounds import DraftPass
-from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.devices.draft_memory import DraftPass, TipGuesses
 from mirrorsd.runtime.ledger import TargetOutput, TargetPass
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Task
@@ -89,8 +88,7 @@ def test_sessions_share_passes_and_say_what_they_say_alone(pipe: MirrorPipeline,
 def test_drafts_share_rounds_and_texts_are_those_alone(pipe: MirrorPipeline, settings: dict[str, float]) -> None:
     sessions = [pipe.session() for _ in range(3)]
     open_company(pipe)
-    rounds = pipe.engine.draft_worker.rounds
-    assert rounds is not None
+    rounds = pipe.engine.draft_model.rounds  # type: ignore[attr-defined]
     prompts = ["Once upon a time", "The fox went", "News of the old heron"]
     options = {"max_new_tokens": 24, "ignore_eos": True, "method": "serial", **settings}
     alone = [session.generate(prompt, **options).token_ids for session, prompt in zip(sessions, prompts, strict=True)]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.cli.application import run
+from mirrorsd.devices.draft_memory import TipGuesses
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.machine.doctor import draft_check
-from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 def test_every_shape_passes_through_the_npu_wrapper(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.devices.draft_memory import RowBlock
 from mirrorsd.devices.openvino import draft_graph, draft_shapes
 from mirrorsd.devices.openvino.draft_pass import run_request
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 NUM_SHAPES = 6
 
@@ -175,9 +175,9 @@ def test_a_shorter_text_moves_back_to_a_smaller_cache(compiled_bundle: Path) -> 
         if start == 0:
             fresh.run([RowBlock(text[:64], 0, 0)], [0])
             fresh.keep_rows(range(64), range(64))
-    assert session._cache.capacity == 512
+    assert session.cache.capacity == 512
     session.forget_after(64)
-    assert session._cache.capacity == 256
+    assert session.cache.capacity == 256
     block = [RowBlock([5, 6, 7], 64, 64)]
     assert session.run(block, [2]).ids.tolist() == fresh.run(block, [2]).ids.tolist()
 

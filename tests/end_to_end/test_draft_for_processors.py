@@ -15,7 +15,7 @@ import torch
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, load_device_map
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import DraftPass, RowBlock
 from mirrorsd.devices.draft_passes import Shape
 from mirrorsd.devices.inventory import cannot_run
 from mirrorsd.devices.openvino.core import new_core
@@ -26,7 +26,6 @@ from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.runtime.backends.draft_room import DraftRoom, Found
-from mirrorsd.runtime.backends.joint_rounds import DraftPass
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.loading import open_draft
 from mirrorsd.runtime.sampling.noise import gumbel

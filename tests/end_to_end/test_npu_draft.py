@@ -13,11 +13,12 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, ExitPlacement
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
 from mirrorsd.devices.openvino.core import new_core, on_a_thread_that_ends
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -27,8 +28,6 @@ from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.machine.npu.report import read_reports
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.sampling.noise import gumbel_row
 
 ON_CPU = DraftPlacement(device="CPU", precision="f32")

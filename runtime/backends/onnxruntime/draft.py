@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.device_maps.card import TargetPlacement
-from mirrorsd.devices.draft_memory import DraftNoise, PassBuffers, SlotCache
+from mirrorsd.devices.draft_memory import SlotCache
 from mirrorsd.devices.draft_passes import Shape, any_bucket, host_arrays, pass_buckets
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, run_options
+from mirrorsd.devices.slot_draft import DraftNoise, PassBuffers, SlotDraft
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
@@ -25,7 +26,6 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.draft_room import DraftRoom
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 class OnnxDraftModel:

@@ -9,12 +9,12 @@ from pathlib import Path
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.devices.openvino.draft_compiler import DraftCompiler
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
+from mirrorsd.devices.slot_draft import SlotDraft
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.draft_room import DraftRoom
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.backends.protocol import Progress
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 class OpenVinoDraftModel:

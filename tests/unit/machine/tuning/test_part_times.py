@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import interpolate
+from mirrorsd.devices.draft_memory import TipGuesses
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.machine.tuning import part_times
-from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.testing.fake import FakeModel

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import Pace
+from mirrorsd.devices.draft_memory import TipGuesses
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
@@ -26,7 +27,6 @@ from mirrorsd.machine.tuning.simulation import (
     simulate,
     tokens_per_second,
 )
-from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser

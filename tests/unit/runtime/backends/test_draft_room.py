@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.devices.draft_memory import CachePart, DraftNoise, PassBuffers, RowBlock, SlotCache
+from mirrorsd.devices.draft_memory import CachePart, DraftPass, RowBlock, SlotCache
 from mirrorsd.devices.draft_passes import Shape, any_bucket, host_arrays
+from mirrorsd.devices.slot_draft import DraftNoise, PassBuffers, SlotDraft
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket
 from mirrorsd.runtime.backends.draft_room import DraftRoom
-from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointRounds
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
 
 VOCAB = 97
 SHAPE = DraftShape(

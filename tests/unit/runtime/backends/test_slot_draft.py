@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorsd.devices.draft_memory import DraftInputs, DraftNoise, RowBlock
+from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.slot_draft import DraftInputs, DraftNoise
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.devices.draft_memory import RowBlock
-from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
 from mirrorsd.runtime.decoding.links import DraftLink
 from mirrorsd.runtime.decoding.mirror import BranchTable, Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker

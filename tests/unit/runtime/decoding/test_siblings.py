@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import RowBlock
+from mirrorsd.devices.draft_memory import RowBlock, TipGuesses
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.decoding.request import Acceptance, accept_tree
 from mirrorsd.runtime.ledger import ALONE, Joint
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.devices.draft_memory import TipGuesses
 from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window, mix
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, RepeatedText
 from mirrorsd.runtime.ledger import Ledger

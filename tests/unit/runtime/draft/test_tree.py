@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mirrorsd.devices.draft_memory import TipGuesses
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.draft.tree import Branch, DraftChain, longest_common_prefix
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.testing.fake import FakeDraft

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mirrorsd.devices.draft_memory import DraftPass, TipGuesses
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.joint_rounds import DraftPass, JointRounds
-from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.devices import workers
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
+from mirrorsd.runtime.decoding.links import AskedJob, DraftJob
+from mirrorsd.runtime.devices import draft_company
 from mirrorsd.runtime.devices.company import Company, Entry
-from mirrorsd.runtime.devices.draft_worker import DraftJob, DraftWorker
+from mirrorsd.runtime.devices.draft_company import DraftCompany
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
 from mirrorsd.testing.fake import FakeBatch, FakeTarget
@@ -40,17 +41,23 @@ class Table:
     """A worker, what its jobs' passes are run by, and jobs that wait together."""
 
     def __init__(self) -> None:
-        self.worker, self.joint = DraftWorker("draft"), Joint()
-        self.worker.rounds = self.rounds = JointRounds(self.joint, takes_any=True)
+        self.worker, self.joint = DeviceWorker("draft"), Joint()
+        self.rounds = JointRounds(self.joint, takes_any=True)
+        self.share()
 
-    def job(self, name: str, num_passes: int) -> DraftJob:
+    def share(self, target: DeviceWorker | None = None) -> None:
+        """Have jobs done side by side; in turn with those of `target`, if there is one."""
+        self.company = DraftCompany(self.worker, self.rounds, target)
+        self.company.open()
+
+    def job(self, name: str, num_passes: int) -> AskedJob[list[int]]:
         """Asks for so many passes; its result is what they said."""
 
         def work() -> list[int]:
             found = [self.rounds.run(DraftPass(name, (), ())) for _ in range(num_passes)]
             return [int(guesses.ids[0, 0, 0]) for guesses in found]
 
-        return DraftJob(work, is_waited_for=True)
+        return AskedJob(work)
 
     def submit(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[Ticket[Any]]:
         """Of these owners, all waiting when the device comes free."""
@@ -95,7 +102,7 @@ def test_jobs_of_one_owner_keep_their_order_and_nothing_else_is_overtaken(table:
 
 
 def test_a_job_that_asks_for_no_pass_holds_nobody_up(table: Table) -> None:
-    tickets = table.submit([("a", table.job("A", 2)), ("b", DraftJob(lambda: "tidied", is_waited_for=True))])
+    tickets = table.submit([("a", table.job("A", 2)), ("b", AskedJob(lambda: "tidied"))])
     assert (table.joint.passes, tickets[1].result()) == ([["A"], ["A"]], "tidied")
 
 
@@ -108,8 +115,8 @@ def test_a_pass_that_fails_is_run_for_each_and_fails_for_who_is_at_fault(table: 
         [
             ("a", table.job("A", 1)),
             ("b", table.job("B", 1)),
-            ("c", DraftJob(fail, is_waited_for=True)),
-            ("d", DraftJob(lambda: "done", is_waited_for=True)),
+            ("c", AskedJob(fail)),
+            ("d", AskedJob(lambda: "done")),
         ]
     )
     errors = [type(ticket.error) for ticket in tickets]
@@ -126,14 +133,14 @@ def test_who_drafted_together_is_waited_for_but_not_for_long(table: Table) -> No
     assert begun.wait(5), "from then on its thread takes nothing"
     first, second = (Entry(table.job(name.upper(), 1), Ticket(), name, None) for name in "ab")
     table.rounds.seconds = 4.0
-    threading.Timer(0.05, table.worker._jobs.queue.put, [second]).start()
-    assert table.worker._with_others(first) == [first, second], "half of four seconds are time enough"
+    threading.Timer(0.05, table.worker.jobs.queue.put, [second]).start()
+    assert table.company.with_others(first) == [first, second], "half of four seconds are time enough"
     table.rounds.seconds = 0.1
     started = perf_counter()
-    assert table.worker._with_others(first) == [first]
+    assert table.company.with_others(first) == [first]
     assert 0.03 < perf_counter() - started < 2.0
     started = perf_counter()
-    assert table.worker._with_others(first) == [first]
+    assert table.company.with_others(first) == [first]
     assert perf_counter() - started < 0.03, "nobody waits twice for one that has gone"
     release.set()
     busy.result()
@@ -151,7 +158,7 @@ def test_a_session_is_alone_once_nobody_has_shared_its_last_jobs(table: Table) -
 def target(table: Table) -> Iterator[DeviceWorker]:
     """The target's worker, on the cores of the draft's."""
     found = DeviceWorker("target")
-    table.worker.target = found
+    table.share(found)
     yield found
     assert found.close()
 
@@ -167,7 +174,7 @@ def test_on_the_same_cores_a_draft_that_is_waited_for_waits_for_the_target(table
     assert (running.result(), waiting.result()) == (True, [65])
     release.clear()
     running = target.submit(lambda: release.wait(5), "a")
-    beside = table.worker.submit(DraftJob(lambda: "beside", is_waited_for=False), "a")
+    beside = table.worker.submit(DraftJob(lambda: "beside"), "a")
     assert beside.wait(5), "what the mirror prepares is prepared beside the target"
     release.set()
     assert (running.result(), beside.result()) == (True, "beside")
@@ -177,7 +184,7 @@ def test_a_pass_that_waits_for_drafts_takes_those_along_who_have_drafted(table: 
     batch, release = FakeBatch(4), threading.Event()
     target.company = company = Company(batch)
     company._seconds = 4.0
-    drafting = table.worker.submit(DraftJob(lambda: release.wait(5), is_waited_for=True), "a")
+    drafting = table.worker.submit(AskedJob(lambda: release.wait(5)), "a")
     while not target.turn.locked():
         sleep(0.001)
     sessions = [FakeTarget(lambda text: np.eye(8)[sum(text) % 8], vocab_size=8) for _ in range(2)]
@@ -199,9 +206,9 @@ def test_a_pass_that_waits_for_drafts_takes_those_along_who_have_drafted(table: 
 def test_nobody_waits_for_a_draft_that_hangs(
     table: Table, target: DeviceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "TURN_S", 0.1)
+    monkeypatch.setattr(draft_company, "TURN_S", 0.1)
     release = threading.Event()
-    hung = table.worker.submit(DraftJob(lambda: release.wait(5), is_waited_for=True), "a")
+    hung = table.worker.submit(AskedJob(lambda: release.wait(5)), "a")
     while not target.turn.locked():
         sleep(0.001)
     assert target.submit(lambda: "over", "b").wait(2)
@@ -215,7 +222,7 @@ def test_nobody_waits_for_a_draft_that_hangs(
 def test_what_is_prepared_beside_the_target_is_no_part_of_what_waits_for_it(table: Table, target: DeviceWorker) -> None:
     """And who prepares, or tidies up, is not about to come to the target."""
     target.company = company = Company(FakeBatch(4))
-    beside = DraftJob(lambda: table.rounds.run(DraftPass("B", (), ())), is_waited_for=False)
+    beside = DraftJob(lambda: table.rounds.run(DraftPass("B", (), ())))
     table.submit([("a", table.job("A", 1)), ("b", beside), ("seat", lambda: None)])
     assert table.joint.passes == [["A"], ["B"]]
     assert set(company._members) == {"a"}

@@ -1,0 +1,130 @@
+"""Drafts of several conversations at once, and turns of draft and target where both compute on the same cores.
+
+Jobs of several conversations that wait for the draft are done side by side. Where draft and target take turns, a pass
+and a window that somebody waits for are never computed at once, and a pass takes along who has drafted meanwhile.
+
+Owns: which jobs, and for whom they wait. Does not own: how their passes become one (`backends/joint_rounds`).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty
+from time import perf_counter
+from typing import Any
+
+from mirrorsd.runtime.backends.joint_rounds import JointRounds
+from mirrorsd.runtime.devices.company import TURN_S, WAIT_SHARE, Entry
+from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.ledger import Ticket
+
+
+class DraftCompany:
+    """The conversations that draft on one worker.
+
+    Attributes:
+        rounds: makes the passes of several jobs one.
+    """
+
+    def __init__(self, worker: DeviceWorker, rounds: JointRounds, target: DeviceWorker | None) -> None:
+        """`target` is the one that works on the same cores; None where each device has its own."""
+        self.rounds = rounds
+        self._worker, self._target = worker, target
+        self._owners: frozenset[object] = frozenset()
+
+    def open(self) -> None:
+        """Have it done so from now on."""
+        self._worker.doing = self._do
+        if self._target is not None:
+            self._target.doing = partial(self._do_of_target, self._target)
+
+    @staticmethod
+    def _do_of_target(target: DeviceWorker, entry: Entry) -> None:
+        _do_in_turn(target, target, partial(target.with_others, entry), target.do_together)
+
+    def _do(self, entry: Entry) -> None:
+        turns = self._target if self._target is not None and _is_waited_for(entry) else self._worker
+        _do_in_turn(self._worker, turns, partial(self.with_others, entry), self._do_together)
+
+    def with_others(self, entry: Entry) -> list[Entry]:
+        """A job and those to do beside it: the next ones of other conversations, as far as nothing else is between.
+
+        Who drafted together the last time is waited for, no longer than for half of a pass.
+        """
+        if not entry.may_join:
+            return [entry]
+        jobs = self._worker.jobs
+        entries, owners, before, backlog = [entry], {entry.owner}, self._owners, jobs.backlog
+        until = perf_counter() + (WAIT_SHARE * self.rounds.seconds if len(before) > 1 else 0.0)
+        while True:
+            with suppress(Empty):
+                while True:
+                    backlog.append(jobs.queue.get_nowait())
+            while backlog and (found := backlog[0]) is not None and found.owner not in owners:
+                if not found.may_join or _is_waited_for(found) is not _is_waited_for(entry):
+                    break
+                entries.append(found)
+                owners.add(found.owner)
+                backlog.popleft()
+            seconds = until - perf_counter()
+            if backlog or owners >= before or seconds <= 0:
+                break
+            with suppress(Empty):
+                backlog.append(jobs.queue.get(timeout=seconds))
+        self._owners = frozenset(owners)
+        self.rounds.is_alone = len(owners) == 1 and owners == before
+        return entries
+
+    def _do_together(self, entries: Sequence[Entry]) -> None:
+        if len(entries) == 1:
+            self._worker.do(entries[0], then=partial(self._is_over, entries[0]))
+            return
+        started = perf_counter()
+        for entry in entries:
+            entry.ticket.queued_s = started - entry.queued_at if entry.queued_at is not None else 0.0
+        whole = partial(self.rounds.work, [partial(self._do_beside, entry) for entry in entries])
+        self._worker.do(Entry(whole, Ticket(), None, None))
+
+    def _do_beside(self, entry: Entry) -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = entry.job()
+        except BaseException as error:  # handed to whoever waits, on its own thread
+            failure = error
+        self._is_over(entry, entry.owner, -1)
+        entry.ticket.finish(result, failure)
+
+    def _is_over(self, entry: Entry, owner: object, change: int) -> None:
+        company = None if self._target is None else self._target.company
+        if company is not None and _is_waited_for(entry):
+            company.is_coming(owner)
+        self._worker.jobs.count(owner, change)
+
+
+def _do_in_turn(
+    worker: DeviceWorker,
+    turns: DeviceWorker,
+    gather: Callable[[], list[Entry]],
+    do: Callable[[Sequence[Entry]], None],
+) -> None:
+    """Do a worker's jobs while nobody else has the turn: who had it until then may want to join."""
+    entries, turn, until = gather(), turns.turn, perf_counter() + TURN_S
+    while not (has_turn := turn.acquire(blocking=False)):
+        if not turn.acquire(timeout=max(0.0, until - perf_counter())):
+            turns.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
+            break
+        turn.release()
+        worker.jobs.backlog.extendleft(reversed(entries[1:]))
+        entries = gather()
+    try:
+        do(entries)
+    finally:
+        if has_turn:
+            turn.release()
+
+
+def _is_waited_for(entry: Entry) -> bool:
+    """Else it is done beside the target, or is no draft's."""
+    return bool(getattr(entry.job, "is_waited_for", False))
