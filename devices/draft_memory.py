@@ -43,7 +43,7 @@ class TipGuesses(NamedTuple):
 
 
 class DraftPass(NamedTuple):
-    """What a draft's session is asked to run: see `DraftSession.run`."""
+    """What `DraftSession.run` is asked for, and whose session it is."""
 
     session: Any
     blocks: Sequence[RowBlock]
@@ -95,9 +95,11 @@ class DraftRounds(Protocol):
 
     Attributes:
         num_working: jobs beside one another that have not asked for their next pass yet; 0 where there are none.
+        takes_any: whether passes may have any number of rows, so that nearly all can be one.
     """
 
     num_working: int
+    takes_any: bool
 
     def run(self, one: DraftPass) -> TipGuesses:
         """Run a pass: alone, or, where the calling job is one of several, together with theirs."""
@@ -122,7 +124,7 @@ class DraftShapes(Protocol):
         """Make ready on disk what later requests would wait for."""
 
     def joint_bucket(self, rows: int, tips: int, capacity: int) -> DraftBucket | None:
-        """What a pass of several sessions is padded to; None if there is nothing that nobody has to wait for."""
+        """What a pass of several sessions is padded to; None where that would have to be compiled first."""
 
     def new_cache(self, capacity: int) -> SlotCache:
         """An empty key/value cache."""

@@ -44,13 +44,13 @@ def any_bucket(rows: int, tips: int) -> DraftBucket:
     >>> [any_bucket(rows, 1).rows for rows in (1, 3, 5, 7, 9)]
     [1, 3, 6, 8, 12]
     """
-    rows, tips = (three if three >= count else power for count, power, three in map(_sizes_for, (rows, tips)))
-    return DraftBucket(rows=rows, tips=tips)
+    return DraftBucket(rows=_padded(rows), tips=_padded(tips))
 
 
-def _sizes_for(count: int) -> tuple[int, int, int]:
+def _padded(count: int) -> int:
+    """The next power of two, or three quarters of it."""
     power = 1 << (count - 1).bit_length()
-    return count, power, power * 3 // 4
+    return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
 def host_ports(contract: StageContract) -> list[str]:

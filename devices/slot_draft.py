@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.draft_memory import CachePart, DraftPass, DraftRounds, RowBlock, SlotDraftModel, TipGuesses
+from mirrorsd.devices.draft_memory import CachePart, DraftPass, RowBlock, SlotDraftModel, TipGuesses
 from mirrorsd.devices.draft_passes import Shape
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
@@ -242,9 +242,9 @@ class SlotDraft:
             self.noise.follow(source)
 
     @property
-    def rounds(self) -> DraftRounds:
-        """Makes passes of several sessions one."""
-        return self._model.rounds
+    def shares_rounds(self) -> bool:
+        """Whether a round has the rows of all conversations that draft at once, however many those are."""
+        return self._model.rounds.takes_any
 
     @property
     def is_silent(self) -> bool:
@@ -253,7 +253,7 @@ class SlotDraft:
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """Run one pass, together with others' where they ask for theirs now."""
-        rounds = self.rounds
+        rounds = self._model.rounds
         if rounds.num_working or isinstance(self.cache, CachePart):
             return rounds.run(DraftPass(self, blocks, tip_rows))
         self.reserve(blocks)

@@ -3,16 +3,17 @@
 What a row sees is said by the pass's mask, so that this is the draft's own graph, with a larger cache and more rows. It
 reads the weights once for all of them.
 
-Owns: who has which slots, joint passes. Does not own: sessions (`slot_draft`), who drafts at once (`joint_rounds`).
+Owns: who has which slots, joint passes. Does not own: sessions (`devices/slot_draft`), who drafts when (`joint_rounds`).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from mirrorsd.devices.draft_memory import CachePart, DraftPass, RowBlock, SlotCache, SlotDraftModel, TipGuesses
+from mirrorsd.devices.draft_memory import CachePart, DraftPass, DraftShapes, RowBlock, SlotCache, TipGuesses
 from mirrorsd.devices.draft_passes import Shape
 from mirrorsd.devices.slot_draft import DraftNoise, PassBuffers
+from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.joint_rounds import JointDraft
 
 Found = dict[int, TipGuesses]
@@ -22,8 +23,8 @@ Found = dict[int, TipGuesses]
 class DraftRoom(JointDraft):
     """Runs passes of one draft's sessions, on whichever thread computes."""
 
-    def __init__(self, model: SlotDraftModel) -> None:
-        self._model, self._noise = model, DraftNoise(model.entry.shape)
+    def __init__(self, entry: DraftEntry, shapes: DraftShapes) -> None:
+        self._entry, self._shapes, self._noise = entry, shapes, DraftNoise(entry.shape)
 
     def run(self, passes: Sequence[DraftPass], *, is_alone: bool) -> list[TipGuesses]:
         """Run passes of different sessions, together as far as they fit; `is_alone`: nobody has shared lately."""
@@ -49,18 +50,18 @@ class DraftRoom(JointDraft):
 
     def _shape(self, group: Sequence[DraftPass]) -> Shape | None:
         """Of a pass of all; None if there is none."""
-        whole, entry = _whole_of(group), self._model.entry
+        whole, entry = _whole_of(group), self._entry
         size = sum(one.session.cache.capacity for one in group) if whole is None else whole.capacity
         capacity = next((known for known in sorted(entry.capacities) if known >= size), None)
         num_noisy = sum(len(one.tip_rows) for one in group if not one.session.is_silent)
         if capacity is None or num_noisy * (1 + entry.shape.num_streams) >= max(len(self._noise.rows), 1):
             return None
         num_rows = sum(len(block.tokens) for one in group for block in one.blocks)
-        bucket = self._model.shapes.joint_bucket(num_rows, sum(len(one.tip_rows) for one in group), capacity)
+        bucket = self._shapes.joint_bucket(num_rows, sum(len(one.tip_rows) for one in group), capacity)
         return None if bucket is None else (bucket.rows, bucket.tips, capacity)
 
     def _seat(self, group: Sequence[DraftPass], capacity: int) -> None:
-        whole, requests, first = self._model.shapes.new_cache(capacity), {}, 0  # type: ignore[var-annotated]
+        whole, requests, first = self._shapes.new_cache(capacity), {}, 0  # type: ignore[var-annotated]
         for one in group:
             part = CachePart(whole, first, one.session.cache.capacity, requests)
             one.session.move_to(part)
@@ -74,7 +75,7 @@ class DraftRoom(JointDraft):
             tip_rows += [row + tip for tip in one.tip_rows]
             first_rows.append(row + sum(len(block.tokens) for block in one.blocks))
         if shape not in cache.requests:
-            cache.requests[shape] = self._model.shapes.new_request(shape, cache.whole)
+            cache.requests[shape] = self._shapes.new_request(shape, cache.whole)
         request = cache.requests[shape]
         request.buffers.inputs.fill(blocks, tip_rows)
         if len(self._noise.rows):

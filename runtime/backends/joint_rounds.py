@@ -4,7 +4,7 @@ A job of a draft asks for several passes, one after another. Each of several job
 time: a pass begins once every job has asked for one or is over, and has the rows of all that were asked for.
 
 Owns: the threads, and what is run when. Does not own: the joint pass (`draft_room`), whose jobs they are
-(`devices/draft_worker`).
+(`devices/draft_company`).
 """
 
 import threading

@@ -33,6 +33,11 @@ class DraftSession(Protocol):
     prefill_rows: int
     capacity: int
 
+    @property
+    def shares_rounds(self) -> bool:
+        """Whether a round has the rows of all conversations that draft at once, however many those are."""
+        return False
+
     def is_prepared(self, num_slots: int) -> bool:
         """Whether all that a text of up to `num_slots` cache slots will use is ready. From any thread."""
 

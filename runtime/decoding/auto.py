@@ -186,8 +186,8 @@ class AutoSource(WindowSource):
         if self._is_quiet():
             return self._look()
         speed = self._speed
-        draft, num_beside = self._draft, self._request.joint.num_beside
-        is_slowing = num_beside and draft.takes_turns and not draft.shares_rounds  # others' passes would wait for it
+        is_alone = not self._request.joint.num_beside  # else others' passes wait for a draft on their cores
+        is_slowing = self._draft.takes_turns and not (is_alone or self._draft.drafter.session.shares_rounds)
         can_draft = not is_slowing and self._draft.is_working()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
             self._read_along(done)

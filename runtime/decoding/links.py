@@ -19,6 +19,7 @@ from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetSession
 from mirrorsd.runtime.decoding.protocol import RowReader
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.company import Worker
+from mirrorsd.runtime.devices.draft_company import AskedJob, DraftJob
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.ledger import ExitGuesses, Ledger, Overdue, TargetOutput, TargetPass, Ticket
@@ -214,18 +215,6 @@ def _of_rows(
     return None if on_exit is None else lambda guesses: on_exit(guesses.rows(start, stop))
 
 
-class DraftJob(partial[Result]):
-    """A job of one conversation's draft, which may be done beside others'."""
-
-    may_join, is_waited_for = True, False
-
-
-class AskedJob(DraftJob[Result]):
-    """One without which its conversation has no next pass."""
-
-    is_waited_for = True
-
-
 class DraftLink:
     """Posts jobs to the draft worker for one request and watches over their outcome.
 
@@ -266,11 +255,6 @@ class DraftLink:
         session = self.drafter.session
         if not session.is_prepared(num_slots):
             self._to_prepare = partial(worker.submit, partial(session.prepare, num_slots), self._ledger)
-
-    @property
-    def shares_rounds(self) -> bool:
-        """Whether a round has rows of all conversations that draft at once."""
-        return bool(getattr(getattr(self.drafter.session, "rounds", None), "takes_any", False))
 
     @property
     def is_preparing(self) -> bool:

@@ -12,12 +12,26 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.devices.company import TURN_S, WAIT_SHARE, Entry
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ticket
+
+Result = TypeVar("Result")
+
+
+class DraftJob(partial[Result]):
+    """A job of one conversation's draft, which may be done beside others'."""
+
+    may_join, is_waited_for = True, False
+
+
+class AskedJob(DraftJob[Result]):
+    """One without which its conversation has no next pass."""
+
+    is_waited_for = True
 
 
 class DraftCompany:

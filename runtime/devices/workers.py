@@ -93,7 +93,7 @@ class DeviceWorker(Worker):
     Attributes:
         cores: those that its thread stays on; any where there are none.
         turn: held while the device is at work.
-        doing: does a job in company.
+        doing: does the next job, once several draft at once; None where jobs are done one by one.
         company: who shares passes that wait; None where each owner's are run by themselves.
         on_company: called, from any thread, when passes of more owners wait than can be run together.
     """
@@ -126,8 +126,8 @@ class DeviceWorker(Worker):
                 words = f"has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: the device has stalled."
                 raise DeviceError(f"The {self.name} worker {words}")
             self._check_open()
-            self._arrives(job, owner)
             is_behind = self.serves_others(owner)
+            self._arrives(job, owner)
             self.jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
         if is_behind and self.company is None:
             self._ask_for_company(job)

@@ -134,7 +134,7 @@ def test_a_joint_round_says_what_rounds_of_single_texts_say(
     bundle = bundles[2] if runtime == "onnxruntime" else bundles[1]
     placement = replace(load_device_map("cpu").draft, precision="f32")  # bf16 turns near ties of a random model round
     model = open_draft(bundle, read_bundle(bundle).draft, placement)
-    room, passes = DraftRoom(model), Counter[int]()
+    room, passes = DraftRoom(model.entry, model.shapes), Counter[int]()
     together = room._run_together
 
     def counted(group: Sequence[DraftPass], shape: Shape) -> Found:

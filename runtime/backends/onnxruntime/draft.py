@@ -42,7 +42,7 @@ class OnnxDraftModel:
         device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
         look_up = None if entry.embedding is None else TokenRows(bundle, entry.embedding)
         self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement, look_up)
-        self.rounds = JointRounds(DraftRoom(self), takes_any=True)
+        self.rounds = JointRounds(DraftRoom(entry, self.shapes), takes_any=True)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own."""

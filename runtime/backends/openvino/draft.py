@@ -26,7 +26,7 @@ class OpenVinoDraftModel:
         self.entry, self.placement = entry, placement
         with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
             self.shapes = DraftCompiler(bundle, entry, placement, on_progress)
-        self.rounds = JointRounds(DraftRoom(self), takes_any=self.shapes.is_shared)
+        self.rounds = JointRounds(DraftRoom(entry, self.shapes), takes_any=self.shapes.is_shared)
 
     def new_session(self) -> SlotDraft:
         """A session with a cache of its own on the shared compiled shapes."""

@@ -63,7 +63,7 @@ class Model:
         self.shapes, self.buckets, self.most_rows = self, buckets, most_rows
         self.passes: list[Shape] = []
         self.is_failing = False
-        self.rounds = JointRounds(DraftRoom(self), takes_any=True)  # type: ignore[arg-type]
+        self.rounds = JointRounds(DraftRoom(self.entry, self), takes_any=True)  # type: ignore[arg-type]
 
     def new_cache(self, capacity: int) -> SlotCache:
         return SlotCache(self.entry, capacity, np.float32)
@@ -113,7 +113,7 @@ def test_texts_are_told_together_what_they_are_told_alone(*, is_sampled: bool) -
     model = Model()
     texts = [Text(model, seed, is_sampled=is_sampled and seed != 2) for seed in (1, 2, 3)]
     found: list[list[Any]] = [[], [], []]
-    room = DraftRoom(model)  # type: ignore[arg-type]
+    room = DraftRoom(model.entry, model)  # type: ignore[arg-type]
     for _ in range(7):
         guesses = room.run([text.asked() for text in texts], is_alone=False)
         for text, told, heard in zip(texts, guesses, found, strict=True):
@@ -124,7 +124,7 @@ def test_texts_are_told_together_what_they_are_told_alone(*, is_sampled: bool) -
 
 def test_texts_come_go_and_grow_and_are_told_the_same() -> None:
     model = Model()
-    room = DraftRoom(model)  # type: ignore[arg-type]
+    room = DraftRoom(model.entry, model)  # type: ignore[arg-type]
     texts, found = {seed: Text(model, seed) for seed in (1, 2, 3)}, {1: [], 2: [], 3: []}  # type: ignore[var-annotated]
     turns = [(1, 2), (1,), (1, 2, 3), (3, 1), (2,), (2,), (1, 2, 3), (3, 2), (1, 3), (1, 2, 3), (3,), (1, 2, 3)]
     for number, turn in enumerate(turns):
@@ -138,7 +138,7 @@ def test_texts_come_go_and_grow_and_are_told_the_same() -> None:
 
 def test_one_that_goes_on_alone_has_a_cache_of_its_own_again() -> None:
     model = Model()
-    room = DraftRoom(model)  # type: ignore[arg-type]
+    room = DraftRoom(model.entry, model)  # type: ignore[arg-type]
     texts = [Text(model, 1), Text(model, 2)]
     for text, told in zip(texts, room.run([text.asked() for text in texts], is_alone=False), strict=True):
         text.hears(told)
@@ -151,7 +151,7 @@ def test_one_that_goes_on_alone_has_a_cache_of_its_own_again() -> None:
 
 @pytest.mark.parametrize("model", [Model((8, 16)), Model(most_rows=7)], ids=["too few slots", "too many rows"])
 def test_those_that_do_not_fit_have_passes_of_their_own(model: Model) -> None:
-    room, found = DraftRoom(model), [list[Any](), list[Any](), list[Any]()]  # type: ignore[arg-type]
+    room, found = DraftRoom(model.entry, model), [list[Any](), list[Any](), list[Any]()]  # type: ignore[arg-type]
     texts = [Text(model, seed) for seed in (1, 2, 3)]
     for _ in range(4):
         guesses = room.run([text.asked() for text in texts], is_alone=False)
@@ -164,7 +164,7 @@ def test_those_that_do_not_fit_have_passes_of_their_own(model: Model) -> None:
 def test_noise_that_a_pass_has_no_rows_for_is_not_mixed_up() -> None:
     """Of sixteen rows, one is that of texts without; two tips and their streams name four."""
     model, found = Model(), [list[Any]() for _ in range(5)]
-    room, texts = DraftRoom(model), [Text(model, seed, is_sampled=True) for seed in range(1, 6)]  # type: ignore[arg-type]
+    room, texts = DraftRoom(model.entry, model), [Text(model, seed, is_sampled=True) for seed in range(1, 6)]  # type: ignore[arg-type]
     for _ in range(2):
         guesses = room.run([text.asked() for text in texts], is_alone=False)
         for text, told, heard in zip(texts, guesses, found, strict=True):
@@ -174,7 +174,7 @@ def test_noise_that_a_pass_has_no_rows_for_is_not_mixed_up() -> None:
 
 def test_a_pass_that_fails_leaves_caches_as_they_were() -> None:
     model = Model()
-    room = DraftRoom(model)  # type: ignore[arg-type]
+    room = DraftRoom(model.entry, model)  # type: ignore[arg-type]
     texts, found = [Text(model, 1), Text(model, 2)], [list[Any](), list[Any]()]
     for number in range(4):
         model.is_failing = number in (0, 2)

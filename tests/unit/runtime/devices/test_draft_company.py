@@ -11,10 +11,9 @@ import pytest
 from mirrorsd.devices.draft_memory import DraftPass, TipGuesses
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
-from mirrorsd.runtime.decoding.links import AskedJob, DraftJob
 from mirrorsd.runtime.devices import draft_company
 from mirrorsd.runtime.devices.company import Company, Entry
-from mirrorsd.runtime.devices.draft_company import DraftCompany
+from mirrorsd.runtime.devices.draft_company import AskedJob, DraftCompany, DraftJob
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
 from mirrorsd.testing.fake import FakeBatch, FakeTarget
