@@ -3,7 +3,7 @@
 What a row sees is said by the pass's mask, so that this is the draft's own graph, with a larger cache and more rows. It
 reads the weights once for all of them.
 
-Owns: who has which slots, joint passes. Does not own: sessions (`devices/slot_draft`), who drafts when (`joint_rounds`).
+Owns: who has which slots, joint passes. Does not own: sessions (`devices/slot_draft`), whose passes (`joint_rounds`).
 """
 
 from collections.abc import Sequence
