@@ -115,10 +115,15 @@ class Pair(NamedTuple):
         return Path(WORKPLACE.name) / f"{self.name}.mirror"
 
 
-def smollm2(target: Path) -> Pair:
+def smollm2(target: Path, device_map: str) -> Pair:
     """The published chat model."""
-    int8 = ("--precision", "int8", "--draft-precision", "int8")
+    int8 = ("--precision", "int8", *form_of_draft(device_map))
     return Pair("smollm2", target, SAMPLES / "smollm2" / "draft", int8, QUESTIONS, ("--greedy",))
+
+
+def form_of_draft(device_map: str) -> tuple[str, str]:
+    """The draft as this machine's own devices take it, or as all do where others are asked for."""
+    return ("--device-map", "auto") if device_map == "auto" else ("--draft-precision", "int8")
 
 
 def storyteller() -> Pair:
@@ -128,7 +133,7 @@ def storyteller() -> Pair:
     return Pair("storyteller", folder / "target", folder / "draft", (), (story,), ("--raw",))
 
 
-def qwen_coder(files: Path | None) -> Pair:
+def qwen_coder(files: Path | None, device_map: str) -> Pair:
     """A pair that people use, from the hub or from GGUF files.
 
     Raises:
@@ -141,7 +146,7 @@ def qwen_coder(files: Path | None) -> Pair:
             if not found:
                 raise SetupError(f"--files {files} has no {name.partition('/')[2]}*.gguf")
             given[place] = found[0]
-    int8 = ("--precision", "int8", "--draft-precision", "int8", "--context", "2048")
+    int8 = ("--precision", "int8", *form_of_draft(device_map), "--context", "2048")
     return Pair("qwen-coder", given[0], given[1], int8, QUESTIONS, ("--greedy",))
 
 
@@ -150,7 +155,7 @@ def main() -> int:
     options = parse_arguments(sys.argv[1:])
     started = time.perf_counter()
     try:
-        large = qwen_coder(options.files) if options.pair == "qwen-coder" else None
+        large = qwen_coder(options.files, options.device_map) if options.pair == "qwen-coder" else None
         if large is not None:
             print(QWEN_COSTS, flush=True)
             check_room(0.0 if options.files else QWEN_DOWNLOAD_GB)
@@ -205,7 +210,7 @@ def chosen_pair(options: argparse.Namespace) -> Pair:
         coming = beside.submit(fetch_smollm2)
         ensure_environment(EXTRAS)
         weights = coming.result()
-    return storyteller() if weights is None else smollm2(weights)
+    return storyteller() if weights is None else smollm2(weights, options.device_map)
 
 
 def fetch_smollm2() -> Path | None:

@@ -13,7 +13,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.graphs.manifest import FOR_PROCESSORS
+from mirrorsd.graphs.manifest import FOR_PROCESSORS, IN_ROWS
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Target = Annotated[
 ]
 Draft = Annotated[str, typer.Option(help="The draft: a folder, a GGUF file, a name, or auto: the known one.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="The bundle; without it, named after the target.")]
-CompileFor = Annotated[str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")]
+CardName = Annotated[str | None, typer.Option(help="A card to export for; auto is this machine's.", show_default=False)]
 
 Precision = Annotated[
     options.TargetPrecision, typer.Option(help="The target's weights; file: the blocks of a GGUF file as they are.")
@@ -67,21 +67,22 @@ def export(
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
     ] = None,
-    draft_precision: options.DraftWeights = "fp32",
+    draft_precision: options.DraftWeights = "auto",
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
-    device_map: CompileFor = None,
+    device_map: CardName = None,
     head: Heads = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
+    device_map = this_machines() if device_map == "auto" else device_map
     if device_map is not None:
-        compute = check_device_map(device_map, precision, compute, draft_precision)
+        compute = check_device_map(device_map, precision, compute)
         products = products_for(device_map, precision, products)
     from mirrorsd.export import ExportOptions
 
@@ -97,7 +98,7 @@ def export(
         products=products,
         rounding=rounding,
         calibration_text=None if calibration is None else read_text(calibration),
-        draft_precision=draft_precision,
+        draft_precision=draft_weights_for(device_map, draft_precision),
         draft_group=draft_group,
         draft_data_aware=draft_data_aware,
         allow_draft_loss=allow_draft_loss,
@@ -173,7 +174,10 @@ def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_js
         note("the target computes in bfloat16: it runs on ONNX Runtime's CUDAExecutionProvider and on nothing else")
     for warning in warnings_of(manifest):
         note(f"warning: {warning}")
-    card = present_card(device_map) if device_map else None
+    is_compiled = not manifest.draft.is_for_processors
+    if device_map is None and is_compiled and not as_json:
+        note_faster_draft()
+    card = present_card(device_map) if device_map and is_compiled else None
     checks = check_shapes(output, card) if card else []
     if as_json:
         shapes = {"compile": report(output, card, checks)} if card else {}
@@ -182,6 +186,34 @@ def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_js
         print_checks(card, checks)
     if not all(check.is_fine for check in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+def this_machines() -> str:
+    """The card that `auto` takes on this machine.
+
+    Raises:
+        DeviceError: none fits.
+    """
+    from mirrorsd.devices.inventory import choose_device_map
+
+    name = choose_device_map("auto").device_map.name
+    note(f"device map {name}: what fits this machine")
+    return name
+
+
+def note_faster_draft() -> None:
+    """Say what makes drafts faster on this machine, where its processor runs them."""
+    from mirrorsd.devices.inventory import choose_device_map
+
+    try:
+        card = choose_device_map("auto").device_map
+    except DeviceError:  # exported here, and run elsewhere
+        return
+    if card.draft.device == "CPU":
+        note(
+            f"this machine runs drafts on its processor (device map {card.name}): with --device-map auto the draft "
+            "gets weights that are multiplied faster there, and runs on no other device"
+        )
 
 
 def present_card(name: str) -> "DeviceMap | None":
@@ -209,30 +241,50 @@ def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:
         raise ConfigError(f"--exit-layer is {text!r}; allowed: auto, a layer such as 4, or several: 4,6.") from error
 
 
-def check_device_map(
-    name: str, precision: str, compute: options.ComputeName = "auto", draft_precision: str = ""
-) -> options.ComputeName:
+def draft_weights_for(name: str | None, asked: options.DraftPrecision) -> str:
+    """The draft's weights: `auto` is integers by row where the card `name` has the draft on a processor.
+
+    Raises:
+        ConfigError: no such card, a card with mistakes, or a form for processors where the draft is elsewhere.
+    """
+    from mirrorsd.device_maps import load_device_map
+
+    draft = None if name is None else load_device_map(name).draft
+    if draft is None:
+        return "fp32" if asked == "auto" else asked
+    is_on_processor = draft.device == "CPU"
+    if asked in FOR_PROCESSORS and not is_on_processor:
+        raise ConfigError(
+            f"--device-map {name} has the draft on {draft.device}, and one in {asked} is for a processor: leave the "
+            "device map out, or choose another --draft-precision"
+        )
+    if asked == "auto":
+        asked = IN_ROWS if is_on_processor else "fp32"
+    if asked in FOR_PROCESSORS:
+        note(
+            f"device map {name}: the draft in {asked}, for processors alone (--draft-precision fp32 is for any device)"
+        )
+    else:
+        note(f"device map {name}: the draft is compiled for it; the bundle is not bound to it")
+    return asked
+
+
+def check_device_map(name: str, precision: str, compute: options.ComputeName = "auto") -> options.ComputeName:
     """Say what the target is to compute in: integer weights compute in fp16 where the card's device knows only that.
 
     Raises:
-        ConfigError: no such card, a card with mistakes, or a draft that is not compiled.
+        ConfigError: no such card, or a card with mistakes.
         DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.devices.inventory import cannot_compute, check_computes
 
-    if draft_precision in FOR_PROCESSORS:
-        raise ConfigError(
-            f"--device-map {name} compiles the draft, and one in {draft_precision} is not compiled: leave the device "
-            "map out, or choose another --draft-precision"
-        )
     card = load_device_map(name)
     dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     if compute == "auto" and precision in ("int8", "int4") and cannot_compute(card, "float32"):
         compute = "fp16"
         note(f"device map {card.name}: the target computes in fp16 (--compute says otherwise)")
     check_computes(card, dtypes.get(precision if compute == "auto" else compute, "float32"))
-    note(f"device map {card.name}: the draft is compiled for it; the bundle is not bound to it")
     return compute
 
 

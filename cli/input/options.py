@@ -23,12 +23,13 @@ Compute = Annotated[
 PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
-DraftPrecision = Literal["fp32", "fp16", "int8", "int4", "int8-rows", "int4-blocks"]
+DraftPrecision = Literal["auto", "fp32", "fp16", "int8", "int4", "int8-rows", "int4-blocks"]
 DraftWeights = Annotated[
     DraftPrecision,
     typer.Option(
         metavar="WEIGHTS",
-        help="The draft's: fp32, fp16, int8, int4; for a processor alone int8-rows or int4-blocks.",
+        help="The draft's: fp32, fp16, int8, int4; for a processor alone int8-rows or int4-blocks; auto is int8-rows "
+        "where --device-map has it on a processor, else fp32.",
     ),
 ]
 ProductsName = Literal["auto", "integer", "blocks"]

@@ -23,14 +23,17 @@ def test_names_become_a_bundle_with_pinned_revisions(
     monkeypatch.chdir(tmp_path / "work")
     with serve(tmp_path / "hub") as (address, _):
         monkeypatch.setenv("HF_ENDPOINT", address)
-        assert run(["export", "tiny/target", "--draft", "tiny/draft", "--context", "512"]) == 0
+        words = ["export", "tiny/target", "--draft", "tiny/draft", "--context", "512", "--device-map", "cpu"]
+        assert run(words) == 0
     said = capsys.readouterr()
     assert "tiny/draft: fetching" in said.err
+    assert "device map cpu: the draft in int8-rows" in said.err
     assert "target-int8.mirror: takes about 1 MB of disk" in said.err
     assert "wrote target-int8.mirror: texts" in said.out
     assert "of the best tokens" in said.out
     assert "next: mirrorsd generate target-int8.mirror" in said.out
     manifest = read_bundle(Path("target-int8.mirror"))
+    assert manifest.draft.is_for_processors, "as the card has it on a processor"
     sources = [(entry.source.name, entry.source.revision) for entry in (manifest.target, manifest.draft)]
     assert sources == [("tiny/target", SHA), ("tiny/draft", SHA)]
     assert [path.name for path in Path.cwd().iterdir()] == ["target-int8.mirror"]

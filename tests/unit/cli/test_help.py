@@ -70,7 +70,7 @@ def test_choices_are_those_that_the_rest_of_the_program_knows() -> None:
     assert set(options.METHODS) == set(config.METHODS)
     assert get_args(options.TargetPrecision) == TARGET_PRECISIONS
     assert get_args(options.PartPrecision) == PART_PRECISIONS
-    assert get_args(options.DraftPrecision) == DRAFT_PRECISIONS
+    assert get_args(options.DraftPrecision) == ("auto", *DRAFT_PRECISIONS)
     layouts = next(kind for kind in get_args(get_args(options.Layout)[0]) if get_args(kind))
     assert get_args(layouts) == card.LAYOUTS
     assert set(options._SPEED_SETTINGS) <= set(config.SpeculationConfig.__dataclass_fields__)

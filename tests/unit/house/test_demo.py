@@ -118,5 +118,13 @@ def test_without_its_package_the_demo_says_so_and_shows_the_storyteller(
 
 def test_the_demo_s_pairs_are_in_the_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = load_script("demo", monkeypatch)
-    for pair in (script.storyteller(), script.smollm2(tmp_path)):
+    for pair in (script.storyteller(), script.smollm2(tmp_path, "auto")):
         assert (pair.draft / "config.json").is_file()
+
+
+def test_the_demo_s_draft_has_the_form_that_is_fastest_here_unless_it_runs_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = load_script("demo", monkeypatch)
+    assert script.smollm2(tmp_path, "auto").export == ("--precision", "int8", "--device-map", "auto")
+    assert script.smollm2(tmp_path, "igpu-npu").export[2:] == ("--draft-precision", "int8")
