@@ -258,15 +258,14 @@ def draft_weights_for(name: str | None, asked: options.DraftPrecision) -> str:
             f"--device-map {name} has the draft on {draft.device}, and one in {asked} is for a processor: leave the "
             "device map out, or choose another --draft-precision"
         )
-    if asked == "auto":
-        asked = IN_ROWS if is_on_processor else "fp32"
-    if asked in FOR_PROCESSORS:
+    weights = (IN_ROWS if is_on_processor else "fp32") if asked == "auto" else asked
+    if weights in FOR_PROCESSORS:
         note(
-            f"device map {name}: the draft in {asked}, for processors alone (--draft-precision fp32 is for any device)"
+            f"device map {name}: the draft in {weights}, for processors alone (--draft-precision fp32: for any device)"
         )
     else:
         note(f"device map {name}: the draft is compiled for it; the bundle is not bound to it")
-    return asked
+    return weights
 
 
 def check_device_map(name: str, precision: str, compute: options.ComputeName = "auto") -> options.ComputeName:
