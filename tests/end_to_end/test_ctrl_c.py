@@ -58,15 +58,15 @@ def on_a_terminal(arguments: list[str], ctrl_c_at: Moment | None = None) -> Ende
     while time.monotonic() - began < LONGEST_S:
         if started == LATER and shown in output:
             started = time.monotonic()
+        if ctrl_c_at is not None and not is_pressed and time.monotonic() - started >= ctrl_c_at.seconds:
+            os.write(terminal, b"\x03")  # before more is read: a program that is quicker than this one never pauses
+            is_pressed = True
         if select.select([terminal], [], [], 0.01)[0]:
             with contextlib.suppress(OSError):  # what Linux says of a terminal whose last program is gone
                 if chunk := os.read(terminal, 65536):
                     output += chunk
                     continue
             break
-        if ctrl_c_at is not None and not is_pressed and time.monotonic() - started >= ctrl_c_at.seconds:
-            os.write(terminal, b"\x03")
-            is_pressed = True
     seconds = time.monotonic() - started
     if time.monotonic() - began >= LONGEST_S:
         process.kill()
