@@ -318,9 +318,10 @@ class SlotDraft:
         self._reserve(max(_slots_needed(block) for block in blocks))
 
     def move_to(self, part: CachePart) -> None:
-        """Use slots that are shared from now on."""
+        """Use slots that are shared from now on; what was bound to others lets go of them."""
         part.take(self.cache)
         self.cache = part
+        self._requests.clear()
 
     def _reserve(self, num_slots: int) -> None:
         """Move to the smallest capacity that holds `num_slots`."""

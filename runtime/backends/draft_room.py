@@ -84,9 +84,11 @@ class DraftRoom(JointDraft):
         request.infer()
         found, tip = Found(), 0
         for one, row, end in zip(group, first_rows, first_rows[1:], strict=False):
-            one.session.last = [new[:, :, row:end] for new in request.buffers.new_rows]
+            # Copies: another session's pass may come before these are kept, and goes through the same memory.
+            one.session.last = [new[:, :, row:end].copy() for new in request.buffers.new_rows]
             tips = slice(tip, tip := tip + len(one.tip_rows))
-            found[id(one.session)] = TipGuesses(request.buffers.tip_ids[tips], request.buffers.tip_logprobs[tips])
+            ids, logprobs = request.buffers.tip_ids[tips], request.buffers.tip_logprobs[tips]
+            found[id(one.session)] = TipGuesses(ids.copy(), logprobs.copy())
         return found
 
     def _name_noise(self, group: Sequence[DraftPass], buffers: PassBuffers) -> None:

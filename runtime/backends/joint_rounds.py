@@ -9,6 +9,7 @@ Owns: the threads, and what is run when. Does not own: the joint pass (`draft_ro
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -40,14 +41,24 @@ class JointRounds:
         self._turn = threading.Condition()
 
     def work(self, jobs: Sequence[Callable[[], None]]) -> None:
-        """Do jobs side by side, none of which raises; returns when all are over."""
-        self.num_working = len(jobs)
-        threads = [threading.Thread(target=self._work, args=(job,), daemon=True) for job in jobs[1:]]
-        for thread in threads:
-            thread.start()
+        """Do jobs side by side, none of which raises; returns when all are over.
+
+        Where the system has no more threads, those that have none are done one by one behind the others.
+        """
+        threads = list[threading.Thread]()
+        with self._turn:  # nobody asks for a pass before it is known how many will
+            with suppress(RuntimeError):
+                for job in jobs[1:]:
+                    thread = threading.Thread(target=self._work, args=(job,), daemon=True)
+                    thread.start()
+                    threads.append(thread)
+            self.num_working = 1 + len(threads)
         self._work(jobs[0])
         for thread in threads:
             thread.join()
+        for job in jobs[1 + len(threads) :]:
+            self.num_working = 1
+            self._work(job)
 
     def _work(self, job: Callable[[], None]) -> None:
         with self._turn:

@@ -288,7 +288,8 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                self._posted.append(self._worker.submit(DraftJob(job), self._ledger, deadline_s=self._deadline_s))
+                whole = DraftJob(job, self.drafter)
+                self._posted.append(self._worker.submit(whole, self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -334,7 +335,8 @@ class DraftLink:
     def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
         """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
         try:
-            ticket = self._worker.submit(AskedJob(job), self._ledger, deadline_s=self._deadline_s)
+            whole = AskedJob(job, self.drafter)
+            ticket = self._worker.submit(whole, self._ledger, deadline_s=self._deadline_s)
         except DeviceError as error:
             self._give_up(str(error))
             return None

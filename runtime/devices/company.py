@@ -199,7 +199,7 @@ class Company:
 
     def seconds_to_wait(self, present: Collection[object]) -> float:
         """For how long the `present` wait for somebody who is about to come; 0 where there is nobody."""
-        now, most = perf_counter(), WAIT_SHARE * self._seconds
+        now, most = perf_counter(), min(WAIT_SHARE * self._seconds, TURN_S)  # a process may have been stopped in a pass
         left = 0.0
         for owner, member in list(self._members.items()):
             if owner in present:

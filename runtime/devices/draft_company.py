@@ -12,20 +12,28 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.devices.company import TURN_S, WAIT_SHARE, Entry
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ticket
+from mirrorsd.runtime.turns import LOOK_S
 
 Result = TypeVar("Result")
 
 
-class DraftJob(partial[Result]):
-    """A job of one conversation's draft, which may be done beside others'."""
+class DraftJob(Generic[Result]):
+    """A job of one conversation's draft, which may be done beside others'; never two of one `drafter` at once."""
 
     may_join, is_waited_for = True, False
+
+    def __init__(self, job: Callable[[], Result], drafter: object = None) -> None:
+        self._job, self.drafter = job, drafter
+
+    def __call__(self) -> Result:
+        """Do it."""
+        return self._job()
 
 
 class AskedJob(DraftJob[Result]):
@@ -45,7 +53,7 @@ class DraftCompany:
         """`target` is the one that works on the same cores; None where each device has its own."""
         self.rounds = rounds
         self._worker, self._target = worker, target
-        self._owners: frozenset[object] = frozenset()
+        self._drafters: frozenset[object] = frozenset()
 
     def open(self) -> None:
         """Have it done so from now on."""
@@ -64,30 +72,31 @@ class DraftCompany:
     def with_others(self, entry: Entry) -> list[Entry]:
         """A job and those to do beside it: the next ones of other conversations, as far as nothing else is between.
 
-        Who drafted together the last time is waited for, no longer than for half of a pass.
+        Who drafted together the last time is waited for, no longer than for half of a pass, nor than a moment. A text
+        that was cancelled may have left a job behind: then two texts of one conversation wait, and keep their order.
         """
         if not entry.may_join:
             return [entry]
         jobs = self._worker.jobs
-        entries, owners, before, backlog = [entry], {entry.owner}, self._owners, jobs.backlog
-        until = perf_counter() + (WAIT_SHARE * self.rounds.seconds if len(before) > 1 else 0.0)
+        entries, drafters, before, backlog = [entry], {_drafter_of(entry)}, self._drafters, jobs.backlog
+        until = perf_counter() + (min(WAIT_SHARE * self.rounds.seconds, LOOK_S) if len(before) > 1 else 0.0)
         while True:
             with suppress(Empty):
                 while True:
                     backlog.append(jobs.queue.get_nowait())
-            while backlog and (found := backlog[0]) is not None and found.owner not in owners:
+            while backlog and (found := backlog[0]) is not None and _drafter_of(found) not in drafters:
                 if not found.may_join or _is_waited_for(found) is not _is_waited_for(entry):
                     break
                 entries.append(found)
-                owners.add(found.owner)
+                drafters.add(_drafter_of(found))
                 backlog.popleft()
             seconds = until - perf_counter()
-            if backlog or owners >= before or seconds <= 0:
+            if backlog or drafters >= before or seconds <= 0:
                 break
             with suppress(Empty):
                 backlog.append(jobs.queue.get(timeout=seconds))
-        self._owners = frozenset(owners)
-        self.rounds.is_alone = len(owners) == 1 and owners == before
+        self._drafters = frozenset(drafters)
+        self.rounds.is_alone = len(drafters) == 1 and drafters == before
         return entries
 
     def _do_together(self, entries: Sequence[Entry]) -> None:
@@ -124,9 +133,10 @@ def _do_in_turn(
     do: Callable[[Sequence[Entry]], None],
 ) -> None:
     """Do a worker's jobs while nobody else has the turn: who had it until then may want to join."""
-    entries, turn, until = gather(), turns.turn, perf_counter() + TURN_S
-    while not (has_turn := turn.acquire(blocking=False)):
-        if not turn.acquire(timeout=max(0.0, until - perf_counter())):
+    entries = gather()
+    while (own := turns.take_turn()) is None:
+        turn = turns.turn
+        if not turn.acquire(timeout=TURN_S):
             turns.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
             break
         turn.release()
@@ -135,8 +145,14 @@ def _do_in_turn(
     try:
         do(entries)
     finally:
-        if has_turn:
-            turn.release()
+        if own is not None:
+            own.release()
+
+
+def _drafter_of(entry: Entry) -> int:
+    """Who must not do two jobs at once: known by its number, which keeps nothing in memory."""
+    drafter = getattr(entry.job, "drafter", None)
+    return id(entry.owner if drafter is None else drafter)
 
 
 def _is_waited_for(entry: Entry) -> bool:

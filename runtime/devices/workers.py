@@ -4,12 +4,13 @@ import os
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+from mirrorsd.devices.layouts import pin_current_thread, pinned
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
 from mirrorsd.runtime.ledger import Overdue, TargetOutput, TargetPass, Ticket
@@ -257,6 +258,16 @@ class DeviceWorker(Worker):
         while (entry := self._next_entry()) is not None:
             (self.doing or self._do_next)(entry)
             del entry
+        self.doing = self.company = self.on_company = None  # they know this worker: nothing would be freed at once
+
+    def take_turn(self) -> "threading.Lock | None":
+        """The turn, which is then to be released; None, at once, where another has it or the device is lent.
+
+        Whoever it is lent to may not have the turn yet, and has no deadline while it waits for that.
+        """
+        with self.jobs.lock:
+            turn = self.turn
+            return turn if self._loan is None and turn.acquire(blocking=False) else None
 
     def _do_next(self, entry: Entry) -> None:
         entries = self.with_others(entry)
@@ -369,31 +380,3 @@ class DeviceWorker(Worker):
     def _check_open(self) -> None:
         if self.jobs.is_closed:
             raise DeviceError(f"The {self.name} worker is closed.")
-
-
-def pin_current_thread(cores: Sequence[int]) -> None:
-    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
-
-    Cores that this process may not use are left out; if none is left the thread stays where it is.
-    """
-    if cores and hasattr(os, "sched_setaffinity"):
-        usable = set(cores) & os.sched_getaffinity(0)
-        if usable:
-            os.sched_setaffinity(0, usable)
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep the calling thread on these cores within the block, as `pin_current_thread` does.
-
-    A thread that is on no others stays as it is: setting it and setting it back takes 45 us.
-    """
-    usual = os.sched_getaffinity(0) if cores and hasattr(os, "sched_setaffinity") else set[int]()
-    if usual.issubset(cores):
-        yield
-        return
-    try:
-        pin_current_thread(cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)

@@ -1,8 +1,11 @@
 """Passes of several drafts as one: every session is told what it is told alone, whatever the neighbours do."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -57,10 +60,12 @@ class Request:
 class Model:
     """A draft of one layer, whose keys are the tokens themselves."""
 
-    def __init__(self, capacities: Sequence[int] = (8, 16, 32), most_rows: int = 100) -> None:
+    def __init__(
+        self, capacities: Sequence[int] = (8, 16, 32), most_rows: int = 100, *, is_fixed: bool = False
+    ) -> None:
         buckets = [DraftBucket(rows=4, tips=4), DraftBucket(rows=16, tips=1)]
         self.entry: Any = SimpleNamespace(shape=SHAPE, buckets=buckets, capacities=list(capacities))
-        self.shapes, self.buckets, self.most_rows = self, buckets, most_rows
+        self.shapes, self.buckets, self.most_rows, self.is_fixed = self, buckets, most_rows, is_fixed
         self.passes: list[Shape] = []
         self.is_failing = False
         self.rounds = JointRounds(DraftRoom(self.entry, self), takes_any=True)  # type: ignore[arg-type]
@@ -73,7 +78,8 @@ class Model:
 
     def joint_bucket(self, rows: int, tips: int, capacity: int) -> DraftBucket | None:
         assert capacity in self.entry.capacities
-        return any_bucket(rows, tips) if rows <= self.most_rows else None
+        bucket = DraftBucket(rows=16, tips=16) if self.is_fixed else any_bucket(rows, tips)
+        return bucket if rows <= self.most_rows else None
 
 
 class Text:
@@ -186,3 +192,53 @@ def test_a_pass_that_fails_leaves_caches_as_they_were() -> None:
         for text, told, heard in zip(texts, guesses, found, strict=True):
             heard.append(text.hears(told))
     assert found == [alone(seed, 2) for seed in (1, 2)]
+
+
+def heard_of(texts: Sequence[Text], rounds: JointRounds) -> list[Any]:
+    """What texts are told whose jobs are done side by side."""
+    found: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        found[number] = texts[number].hears(rounds.run(texts[number].asked()))
+
+    rounds.work([partial(ask, number) for number in range(len(texts))])
+    return [found[number] for number in range(len(texts))]
+
+
+@pytest.mark.parametrize("way", ["fails", "does not fit"])
+def test_passes_of_one_size_one_after_another_leave_each_its_own_answers(way: str) -> None:
+    """All go through the same memory, in which the last one's stay."""
+    model = Model(is_fixed=True)
+    texts, found = [Text(model, seed) for seed in (1, 2, 3, 4)], []
+    for number in range(3):
+        model.most_rows = 7 if number and way == "does not fit" else 100
+        failing = mock.patch.object(model.rounds._joint, "run", failing_once(model.rounds._joint.run))
+        with failing if number and way == "fails" else nullcontext():
+            found.append(heard_of(texts, model.rounds))
+    assert [*zip(*found, strict=True)] == [tuple(alone(seed, 3)) for seed in (1, 2, 3, 4)]
+    assert len({id(text.session.cache.whole) for text in texts}) == 1, "they share one cache"  # type: ignore[union-attr]
+
+
+def failing_once(run: Any) -> Any:
+    """The same, whose first call fails."""
+    errors = [DeviceError("it broke")]
+
+    def run_or_fail(passes: Sequence[DraftPass], *, is_alone: bool) -> Any:
+        if errors:
+            raise errors.pop()
+        return run(passes, is_alone=is_alone)
+
+    return run_or_fail
+
+
+def test_what_a_session_has_been_told_stays_beside_what_its_neighbour_drafts_next() -> None:
+    """Rows may be kept by a later job."""
+    model = Model(is_fixed=True)
+    texts = [Text(model, seed) for seed in (1, 2)]
+    heard_of(texts, model.rounds)
+    model.rounds.is_alone = False
+    passes = [text.asked() for text in texts]
+    told = [model.rounds.run(one) for one in passes]
+    heard = [text.hears(guesses) for text, guesses in zip(texts, told, strict=True)]
+    assert heard == [alone(seed, 2)[1] for seed in (1, 2)]
+    assert [text.hears(model.rounds.run(text.asked())) for text in texts] == [alone(seed, 3)[2] for seed in (1, 2)]
