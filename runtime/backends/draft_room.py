@@ -28,15 +28,27 @@ class DraftRoom(JointDraft):
 
     def run(self, passes: Sequence[DraftPass], *, is_alone: bool) -> list[TipGuesses]:
         """Run passes of different sessions, together as far as they fit; `is_alone`: nobody has shared lately."""
-        found, group = Found(), list[DraftPass]()
-        for one in sorted(passes, key=lambda one: id(one.session)):  # the same neighbours every time
+        found = Found()
+        for one in passes:
             one.session.reserve(one.blocks)
-            if group and self._shape([*group, one]) is None:
-                found |= self._run(group, is_alone=is_alone)
-                group = []
-            group.append(one)
-        found |= self._run(group, is_alone=is_alone)
+        for group in self._groups(passes):
+            found |= self._run(group, is_alone=is_alone)
         return [found[id(one.session)] for one in passes]
+
+    def _groups(self, passes: Sequence[DraftPass]) -> list[list[DraftPass]]:
+        """Which passes are one: who shares a cache stays together, since moving to another one copies all of it."""
+        sharing: dict[int, list[DraftPass]] = {}
+        for one in passes:
+            sharing.setdefault(_memory_of(one.session.cache), []).append(one)
+        groups = list[list[DraftPass]]()
+        for own in sorted(sharing.values(), key=len, reverse=True):
+            for unit in [own] if self._shape(own) is not None else [[one] for one in own]:
+                place = next((group for group in groups if self._shape([*group, *unit]) is not None), None)
+                if place is None:
+                    groups.append(unit)
+                else:
+                    place += unit
+        return groups
 
     def _run(self, group: Sequence[DraftPass], *, is_alone: bool) -> Found:
         first, *others = group
@@ -108,6 +120,11 @@ class DraftRoom(JointDraft):
 
 def _whole_of(group: Sequence[DraftPass]) -> SlotCache | None:
     """The cache that all have a part of; None where not all have."""
-    caches = [one.session.cache for one in group]
-    wholes = {id(cache.whole) if isinstance(cache, CachePart) else id(cache) for cache in caches}
-    return caches[0].whole if len(wholes) == 1 and isinstance(caches[0], CachePart) else None
+    cache = group[0].session.cache
+    is_shared = len({_memory_of(one.session.cache) for one in group}) == 1 and isinstance(cache, CachePart)
+    return cache.whole if is_shared else None
+
+
+def _memory_of(cache: SlotCache | CachePart) -> int:
+    """Which cache it is, or is a part of."""
+    return id(cache.whole if isinstance(cache, CachePart) else cache)

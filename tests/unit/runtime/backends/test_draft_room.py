@@ -242,3 +242,17 @@ def test_what_a_session_has_been_told_stays_beside_what_its_neighbour_drafts_nex
     heard = [text.hears(guesses) for text, guesses in zip(texts, told, strict=True)]
     assert heard == [alone(seed, 2)[1] for seed in (1, 2)]
     assert [text.hears(model.rounds.run(text.asked())) for text in texts] == [alone(seed, 3)[2] for seed in (1, 2)]
+
+
+def test_who_shares_a_cache_stays_there_whoever_is_missing() -> None:
+    """Eight of which four fit into one pass: caches are moved for the first one, not whenever one has no job."""
+    model, found = Model(), [list[Any]() for _ in range(8)]
+    room, texts = DraftRoom(model.entry, model), [Text(model, seed) for seed in range(8)]  # type: ignore[arg-type]
+    with mock.patch.object(room, "_seat", side_effect=room._seat) as seat:
+        for number in range(6):
+            present = [one for one in range(8) if number % 2 == 0 or one != number]
+            told = room.run([texts[one].asked() for one in present], is_alone=False)
+            for one, guesses in zip(present, told, strict=True):
+                found[one].append(texts[one].hears(guesses))
+    assert found == [alone(seed, len(heard)) for seed, heard in enumerate(found)]
+    assert len(model.passes) == 2 * 6 and seat.call_count == 2
