@@ -7,6 +7,7 @@ Owns: which jobs, and for whom they wait. Does not own: how their passes become 
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,7 +53,9 @@ class DraftCompany:
     def __init__(self, worker: DeviceWorker, rounds: JointRounds, target: DeviceWorker | None) -> None:
         """`target` is the one that works on the same cores; None where each device has its own."""
         self.rounds = rounds
-        self._worker, self._target = worker, target
+        # Both know it once it is open: who keeps them decides when all are freed.
+        self._worker: DeviceWorker = weakref.proxy(worker)
+        self._target: DeviceWorker | None = None if target is None else weakref.proxy(target)
         self._drafters: frozenset[object] = frozenset()
 
     def open(self) -> None:

@@ -258,7 +258,6 @@ class DeviceWorker(Worker):
         while (entry := self._next_entry()) is not None:
             (self.doing or self._do_next)(entry)
             del entry
-        self.doing = self.company = self.on_company = None  # they know this worker: nothing would be freed at once
 
     def take_turn(self) -> "threading.Lock | None":
         """The turn, which is then to be released; None, at once, where another has it or the device is lent.
