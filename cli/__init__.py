@@ -14,8 +14,8 @@ def main() -> None:
     from mirrorsd.cli.output.leaving import leave, was_interrupted
     from mirrorsd.cli.output.streams import prepare_streams
 
-    prepare_streams()
     try:
+        prepare_streams()
         from mirrorsd.cli.application import run
 
         status = run(sys.argv[1:])

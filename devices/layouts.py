@@ -2,16 +2,15 @@
 
 `apart` is what the card says of target and draft: side by side, on cores of their own. `shared` gives both all of the
 card's shared cores, by turns: serial and plain decoding have the whole processor, mirror decoding contends for it.
-Owns which processor there is, which of its cores this process may use, which layout is in force, what it makes of a
-card, and keeping a thread on cores. Which layout is fastest is for `mirrorsd tune` to find.
+Owns which processor there is, which of its cores this process may use, which layout is in force and what it makes of a
+card. Which layout is fastest is for `mirrorsd tune` to find.
 """
 
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -124,31 +123,3 @@ def usable_cores(siblings: str = _SIBLINGS) -> Cores:
             seen.add(core)
             numbers.append(number)
     return Cores(tuple(numbers), len(numbers))
-
-
-def pin_current_thread(cores: Sequence[int]) -> None:
-    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
-
-    Cores that this process may not use are left out; if none is left the thread stays where it is.
-    """
-    if cores and hasattr(os, "sched_setaffinity"):
-        usable = set(cores) & os.sched_getaffinity(0)
-        if usable:
-            os.sched_setaffinity(0, usable)
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep the calling thread on these cores within the block, as `pin_current_thread` does.
-
-    A thread that is on no others stays as it is: setting it and setting it back takes 45 us.
-    """
-    usual = os.sched_getaffinity(0) if cores and hasattr(os, "sched_setaffinity") else set[int]()
-    if usual.issubset(cores):
-        yield
-        return
-    try:
-        pin_current_thread(cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)

@@ -12,12 +12,11 @@ from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.devices import endings
 from mirrorsd.devices.endings import Watched
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
-from mirrorsd.devices.layouts import pinned
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.draft_company import DraftCompany
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import Keeper
 from mirrorsd.texts.config import GenerationConfig

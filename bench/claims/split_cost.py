@@ -18,13 +18,13 @@ import numpy as np
 
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.devices.layouts import pin_current_thread
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.devices.workers import pin_current_thread
 from mirrorsd.runtime.ledger import Ledger
 
 BLOCK = 20

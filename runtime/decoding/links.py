@@ -288,7 +288,8 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                whole = DraftJob(job, self.drafter)
+                whole = DraftJob(job)
+                whole.drafter = self.drafter
                 self._posted.append(self._worker.submit(whole, self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
@@ -335,7 +336,8 @@ class DraftLink:
     def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
         """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
         try:
-            whole = AskedJob(job, self.drafter)
+            whole = AskedJob(job)
+            whole.drafter = self.drafter
             ticket = self._worker.submit(whole, self._ledger, deadline_s=self._deadline_s)
         except DeviceError as error:
             self._give_up(str(error))

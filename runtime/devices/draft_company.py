@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.devices.company import TURN_S, WAIT_SHARE, Entry
@@ -24,17 +24,11 @@ from mirrorsd.runtime.turns import LOOK_S
 Result = TypeVar("Result")
 
 
-class DraftJob(Generic[Result]):
+class DraftJob(partial[Result]):
     """A job of one conversation's draft, which may be done beside others'; never two of one `drafter` at once."""
 
     may_join, is_waited_for = True, False
-
-    def __init__(self, job: Callable[[], Result], drafter: object = None) -> None:
-        self._job, self.drafter = job, drafter
-
-    def __call__(self) -> Result:
-        """Do it."""
-        return self._job()
+    drafter: object = None
 
 
 class AskedJob(DraftJob[Result]):
@@ -137,7 +131,7 @@ def _do_in_turn(
 ) -> None:
     """Do a worker's jobs while nobody else has the turn: who had it until then may want to join."""
     entries = gather()
-    while (own := turns.take_turn()) is None:
+    while (own := _taken(turns)) is None:
         turn = turns.turn
         if not turn.acquire(timeout=TURN_S):
             turns.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
@@ -150,6 +144,16 @@ def _do_in_turn(
     finally:
         if own is not None:
             own.release()
+
+
+def _taken(turns: DeviceWorker) -> "threading.Lock | None":
+    """The turn, which is then to be released; None, at once, where another has it or the device is lent.
+
+    Whoever it is lent to may not have the turn yet, and has no deadline while it waits for that.
+    """
+    with turns.jobs.lock:
+        turn = turns.turn
+        return turn if turns.loan is None and turn.acquire(blocking=False) else None
 
 
 def _drafter_of(entry: Entry) -> int:

@@ -4,13 +4,12 @@ import os
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from mirrorsd.devices.layouts import pin_current_thread, pinned
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
 from mirrorsd.runtime.ledger import Overdue, TargetOutput, TargetPass, Ticket
@@ -94,6 +93,7 @@ class DeviceWorker(Worker):
     Attributes:
         cores: those that its thread stays on; any where there are none.
         turn: held while the device is at work.
+        loan: whose thread it is lent to, which has the turn or is about to.
         doing: does the next job, once several draft at once; None where jobs are done one by one.
         company: who shares passes that wait; None where each owner's are run by themselves.
         on_company: called, from any thread, when passes of more owners wait than can be run together.
@@ -106,7 +106,7 @@ class DeviceWorker(Worker):
         self.turn, self.jobs = threading.Lock(), _Jobs()
         self._job_started: float | None = None
         self._last_ended = 0.0
-        self._loan: _Loan | None = None
+        self.loan: _Loan | None = None
         self.company: Company | None = None
         self.on_company: Callable[[], None] | None = None
         self._process = os.getpid()
@@ -153,9 +153,9 @@ class DeviceWorker(Worker):
                     self._check_open()
                     is_busy = self.has_pending() or self.turn.locked() or self._is_awaiting_others(owner)
                     if self._is_lent and not is_busy:
-                        self._loan = loan
+                        self.loan = loan
                         self._arrives(job, owner)
-                if self._loan is not loan:
+                if self.loan is not loan:
                     return self.submit(job, owner)
                 with self.turn, pinned(self.cores):
                     self.do(Entry(job, ticket, owner, None))
@@ -170,8 +170,8 @@ class DeviceWorker(Worker):
         return pinned(self.cores if self._is_lent else ())
 
     def _give_back(self, loan: _Loan) -> None:
-        if self._loan is loan:
-            self._job_started = self._loan = None
+        if self.loan is loan:
+            self._job_started = self.loan = None
 
     def leave(self, job: Callable[[], object], owner: object = None) -> None:
         """Queue a job that nobody waits for, from wherever Python runs a finaliser; a closed worker takes none."""
@@ -214,7 +214,7 @@ class DeviceWorker(Worker):
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
-        return self.jobs.num_pending > 0 or self._loan is not None
+        return self.jobs.num_pending > 0 or self.loan is not None
 
     def has_waiting(self) -> bool:
         """Whether another job waits behind the running one."""
@@ -226,10 +226,10 @@ class DeviceWorker(Worker):
 
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
-        return self.jobs.num_pending + (self._loan is not None) > self._num_of(owner)
+        return self.jobs.num_pending + (self.loan is not None) > self._num_of(owner)
 
     def _num_of(self, owner: object) -> int:
-        loan = self._loan
+        loan = self.loan
         return self.jobs.by_owner[owner] + (loan is not None and loan.owner is owner)
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -259,15 +259,6 @@ class DeviceWorker(Worker):
             (self.doing or self._do_next)(entry)
             del entry
 
-    def take_turn(self) -> "threading.Lock | None":
-        """The turn, which is then to be released; None, at once, where another has it or the device is lent.
-
-        Whoever it is lent to may not have the turn yet, and has no deadline while it waits for that.
-        """
-        with self.jobs.lock:
-            turn = self.turn
-            return turn if self._loan is None and turn.acquire(blocking=False) else None
-
     def _do_next(self, entry: Entry) -> None:
         entries = self.with_others(entry)
         with self.turn:
@@ -282,7 +273,7 @@ class DeviceWorker(Worker):
             try:
                 return self.jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
             except queue.Empty:
-                loan, seen = self._loan, late
+                loan, seen = self.loan, late
                 overdue = None if loan is None else loan.overdue
                 late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
                 if overdue is not None and late is not None and late == seen:
@@ -329,7 +320,7 @@ class DeviceWorker(Worker):
 
     def chunk_rows(self, owner: object, start: int, most: int) -> int:
         """How many rows of a prompt, behind `start` and at most `most`, shall pass at once: few beside texts."""
-        company, loan = self.company, self._loan
+        company, loan = self.company, self.loan
         others = [*self.jobs.by_owner, *([] if loan is None else [loan.owner])]
         return most if company is None else company.rows_of_prompt(owner, others, start, most)
 
@@ -357,7 +348,7 @@ class DeviceWorker(Worker):
 
     @property
     def _is_lent_here(self) -> bool:
-        loan = self._loan
+        loan = self.loan
         return loan is not None and loan.thread == get_ident()
 
     def check_reachable(self) -> None:
@@ -379,3 +370,31 @@ class DeviceWorker(Worker):
     def _check_open(self) -> None:
         if self.jobs.is_closed:
             raise DeviceError(f"The {self.name} worker is closed.")
+
+
+def pin_current_thread(cores: Sequence[int]) -> None:
+    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
+
+    Cores that this process may not use are left out; if none is left the thread stays where it is.
+    """
+    if cores and hasattr(os, "sched_setaffinity"):
+        usable = set(cores) & os.sched_getaffinity(0)
+        if usable:
+            os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling thread on these cores within the block, as `pin_current_thread` does.
+
+    A thread that is on no others stays as it is: setting it and setting it back takes 45 us.
+    """
+    usual = os.sched_getaffinity(0) if cores and hasattr(os, "sched_setaffinity") else set[int]()
+    if usual.issubset(cores):
+        yield
+        return
+    try:
+        pin_current_thread(cores)
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)

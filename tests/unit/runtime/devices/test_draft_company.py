@@ -58,7 +58,9 @@ class Table:
             found = [self.rounds.run(DraftPass(name, (), ())) for _ in range(num_passes)]
             return [int(guesses.ids[0, 0, 0]) for guesses in found]
 
-        return AskedJob(work, drafter)
+        found = AskedJob(work)
+        found.drafter = drafter
+        return found
 
     def submit(self, jobs: Sequence[tuple[str, Callable[[], Any]]]) -> list[Ticket[Any]]:
         """Of these owners, all waiting when the device comes free."""
