@@ -28,7 +28,7 @@ from mirrorsd.export.verify.draft_accuracy import (
     draft_inputs,
 )
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry
+from mirrorsd.graphs.manifest import IN_ROWS, DraftAccuracy, DraftEntry
 from mirrorsd.graphs.quality_bounds import SMALLEST_ACCEPTED_SHARE, is_surely_lossy, loss_line
 
 
@@ -93,7 +93,9 @@ def _write_compressed(
 def _check_loss(accuracy: DraftAccuracy, asked: DraftCompression) -> None:
     if asked.allows_loss or not is_surely_lossy(accuracy):
         return
-    gentler = "fp16" if asked.weights == "int8" else "int8, a smaller --draft-group or --draft-data-aware (int4)"
+    gentler = {"int8": "fp16", IN_ROWS: "--draft-precision fp32"}.get(
+        asked.weights, "int8, a smaller --draft-group or --draft-data-aware (int4)"
+    )
     raise ExportError(
         f"{loss_line(accuracy)}; at least {SMALLEST_ACCEPTED_SHARE:.0%} are wanted. What is finished is kept: choose "
         f"{gentler}, or keep this draft with --allow-draft-loss"

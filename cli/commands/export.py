@@ -80,7 +80,7 @@ def export(
     as_json: options.AsJson = False,
 ) -> None:
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
-    device_map = this_machines() if device_map == "auto" else device_map
+    device_map = card_of_this_machine() if device_map == "auto" else device_map
     if device_map is not None:
         compute = check_device_map(device_map, precision, compute)
         products = products_for(device_map, precision, products)
@@ -188,7 +188,7 @@ def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_js
         raise typer.Exit(EXIT_FAILED)
 
 
-def this_machines() -> str:
+def card_of_this_machine() -> str:
     """The card that `auto` takes on this machine.
 
     Raises:

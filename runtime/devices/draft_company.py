@@ -131,7 +131,7 @@ def _do_in_turn(
 ) -> None:
     """Do a worker's jobs while nobody else has the turn: who had it until then may want to join."""
     entries = gather()
-    while (own := _taken(turns)) is None:
+    while (own := _take_turn(turns)) is None:
         turn = turns.turn
         if not turn.acquire(timeout=TURN_S):
             turns.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
@@ -146,7 +146,7 @@ def _do_in_turn(
             own.release()
 
 
-def _taken(turns: DeviceWorker) -> "threading.Lock | None":
+def _take_turn(turns: DeviceWorker) -> "threading.Lock | None":
     """The turn, which is then to be released; None, at once, where another has it or the device is lent.
 
     Whoever it is lent to may not have the turn yet, and has no deadline while it waits for that.

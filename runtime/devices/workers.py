@@ -348,8 +348,7 @@ class DeviceWorker(Worker):
 
     @property
     def _is_lent_here(self) -> bool:
-        loan = self.loan
-        return loan is not None and loan.thread == get_ident()
+        return getattr(self.loan, "thread", None) == get_ident()
 
     def check_reachable(self) -> None:
         """Refuse a job that the device could never begin while this thread waits for it.

@@ -3,11 +3,11 @@
 import pytest
 
 from mirrorsd.cli.commands.export import (
+    card_of_this_machine,
     check_device_map,
     draft_weights_for,
     note_faster_draft,
     present_card,
-    this_machines,
 )
 from mirrorsd.cli.input.options import ComputeName, DraftPrecision
 from mirrorsd.device_maps import builtin_names, load_device_map
@@ -74,7 +74,7 @@ def test_a_form_for_processors_is_refused_for_another_device(asked: DraftPrecisi
 
 
 def test_auto_is_the_card_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert this_machines() == inventory.choose_device_map("auto").device_map.name
+    assert card_of_this_machine() == inventory.choose_device_map("auto").device_map.name
     assert "what fits this machine" in capsys.readouterr().err
 
 
