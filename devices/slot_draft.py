@@ -290,6 +290,17 @@ class SlotDraft:
         for cached in self.cache.arrays:
             cached[0][:, destination_index] = cached[0][:, source_index]
 
+    @property
+    def copies_rows(self) -> bool:
+        """Whether slots of another session's cache can be copied into its own."""
+        return True
+
+    def copy_rows(self, source: "SlotDraft", rows: range) -> None:
+        """Copy these slots of the cache of a session of the same model."""
+        self._reserve(rows.stop)
+        for cached, other in zip(self.cache.arrays, source.cache.arrays, strict=True):
+            cached[0][:, rows.start : rows.stop] = other[0][:, rows.start : rows.stop]
+
     def forget_after(self, num_slots: int) -> None:
         """Move back to the smallest capacity that holds what is left."""
         fitting = next(size for size in self._capacities if size >= num_slots)

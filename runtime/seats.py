@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.turns import LOOK_S
 
@@ -17,7 +19,8 @@ class Seats:
 
     A text is given the free session that has cached the longest beginning of it, if that is at least half of what the
     session has cached: then it is the same conversation. Otherwise it is given one that was never used, and otherwise
-    the one that was used longest ago.
+    the one that was used longest ago. What another session has cached of its beginning, as a system's message, is
+    copied from there: a token's rows are the same wherever they were computed.
 
     Attributes:
         num_seats: how many sessions there are.
@@ -48,8 +51,10 @@ class Seats:
         Raises:
             TimeoutError: all are taken.
         """
-        session = self._take(np.asarray(token_ids, dtype=np.int64), timeout_s)
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        session = self._take(tokens, timeout_s)
         try:
+            self._share(session, tokens)
             yield session
         finally:
             with self._lock:
@@ -74,6 +79,12 @@ class Seats:
             session = self._best(tokens)
             self._free.remove(session)
             return session
+
+    def _share(self, session: MirrorSession, tokens: NDArray[np.int64]) -> None:
+        """Let a session have what another one has cached of these tokens, if that saves a part of the prompt."""
+        num_common, found = max(((other.common_prefix(tokens), other) for other in self._sessions), key=itemgetter(0))
+        if num_common >= session.common_prefix(tokens) + MOST_SEATED:
+            session.follow(found, num_common)
 
     def _best(self, tokens: NDArray[np.int64]) -> MirrorSession:
         known = [session for session in self._free if session.num_cached_tokens]

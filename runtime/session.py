@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.devices.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.graphs.errors import BundleError, Cancelled
+from mirrorsd.graphs.errors import BundleError, Cancelled, GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.protocol import Kept
 from mirrorsd.runtime.decoding.protocol import Stop
@@ -151,19 +151,24 @@ class MirrorSession:
             )
         return [nullcontext(other) for other in self._others[:num_others] if other.follow(self)]
 
-    def follow(self, other: "MirrorSession") -> bool:
+    def follow(self, other: "MirrorSession", num_tokens: int | None = None) -> bool:
         """Take over what another session of the pipeline has cached, so that it is not read again.
 
+        Args:
+            other: it may be writing a text meanwhile.
+            num_tokens: how many leading tokens, at most; None for all that it has cached.
+
         Returns:
-            Whether the target's passes are shared: only then texts of both gain by being written at once.
+            Whether that can be done: by a target on the processor, without recurrent layers. Else nothing changes.
 
         Raises:
-            GenerationError: the session is closed.
+            DeviceError: the device failed.
+            GenerationError: the session is closed, or the other one is of another pipeline.
         """
-        if self._engine.num_sharing(2) < 2:
-            return False
+        if other._engine is not self._engine:
+            raise GenerationError("A session can follow one of its own pipeline only.")
         with self._between_requests():
-            return self._seat.target.follow(other._seat.target)
+            return self._seat.follow(other._seat, num_tokens)
 
     def astream(
         self,

@@ -56,6 +56,15 @@ class DraftSession(Protocol):
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy cache slots (all read before any is written, so ranges may overlap)."""
 
+    @property
+    def copies_rows(self) -> bool:
+        """Whether slots of another session's cache can be copied into its own."""
+        return False
+
+    def copy_rows(self, source: "DraftSession", rows: range) -> None:
+        """Copy these slots of the cache of a session of the same model."""
+        raise DeviceError("This device map's draft keeps its caches apart.")
+
     def forget_after(self, num_slots: int) -> None:
         """A text begins of which only the first `num_slots` slots are cached: the others will be written first."""
 
@@ -146,6 +155,15 @@ class TargetSession(PassRunner, Protocol):
     def write_cache(self, kept: Kept) -> None:
         """Take over what `read_cache` gave."""
 
+    @property
+    def copies_rows(self) -> bool:
+        """Whether rows of another session's cache can be copied into its own, faster than they are computed."""
+        return False
+
+    def copy_rows(self, source: "TargetSession", rows: range) -> None:
+        """Copy these rows of the cache of a session of the same model, on the target's thread."""
+        raise DeviceError("This device map's target keeps its caches apart.")
+
     def terminate(self) -> None:
         """Ask the pass that is running to end early with a `DeviceError`. May be called from any thread."""
 
@@ -175,9 +193,6 @@ class TargetBatch(Protocol):
         Raises:
             DeviceError: the device failed. No row counts then, and each pass may be run alone.
         """
-
-    def copy(self, source: TargetSession, into: TargetSession, num_rows: int) -> None:
-        """Copy the first rows of a session's cache into another's, on the target's thread."""
 
 
 class TargetModel(Protocol):

@@ -169,15 +169,21 @@ class TargetLink:
         self._worker.run(partial(self._session.write_cache, kept))
         self._remember(0, tokens)
 
-    def follow(self, other: "TargetLink") -> bool:
-        """Take over what another conversation has cached, where passes are shared; whether they are."""
-        company = self._worker.company
-        if company is None:
-            return False
-        self._num_cached = 0
-        copy = partial(company.batch.copy, other._session, self._session)
-        self._remember(0, self._worker.run(lambda: _copied(other.cached, copy)))
-        return True
+    def follow(self, other: "TargetLink", most: int | None = None) -> bool:
+        """Take over what another conversation has cached, at most so many tokens; whether that can be done.
+
+        What this one has cached, too, is not copied. Between two requests' steps of this one only.
+        """
+        if self._session.copies_rows:
+            self._worker.run(partial(self._copy, other, most))
+        return self._session.copies_rows
+
+    def _copy(self, other: "TargetLink", most: int | None) -> None:
+        """Runs on the target's thread, where what the other one notes as cached stays so."""
+        tokens = other.cached[:most].copy()
+        start = self._num_cached = longest_common_prefix(self.cached, tokens)
+        self._session.copy_rows(other._session, range(start, len(tokens)))
+        self._remember(start, tokens[start:])
 
     def forget(self) -> None:
         """Take nothing of what is cached for read any more. Between two requests' steps only."""
@@ -199,13 +205,6 @@ class TargetLink:
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
-
-
-def _copied(tokens: NDArray[np.int64], copy: Callable[[int], None]) -> NDArray[np.int64]:
-    """Runs on the target's thread, where what is noted as cached stays so."""
-    found = tokens.copy()
-    copy(len(found))
-    return found
 
 
 def _of_rows(

@@ -6,6 +6,7 @@ Owns, too, the one assembly of a request's parts to a decoder, for real devices,
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
@@ -19,6 +20,7 @@ from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.draft.drafter import Drafter
+from mirrorsd.runtime.draft.tree import DraftChain
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
@@ -110,6 +112,21 @@ class Seat:
         self._drafter.forget()
         return True
 
+    def follow(self, other: "Seat", most: int | None) -> bool:
+        """Take over what target and draft have cached of another conversation, at most so many tokens.
+
+        The draft does so once it is done with what it is at, unless the other one's has failed.
+
+        Returns:
+            Whether that can be done.
+        """
+        can_follow = self.target.follow(other.target, most)
+        if can_follow and not (other._link and other._link.failure):
+            with suppress(DeviceError):  # it is closed or hung, which the next request finds out
+                chains = self._drafter.chain, other._drafter.chain
+                self._engine.draft_worker.submit(partial(DraftChain.follow, *chains, most), self)
+        return can_follow
+
     def forget(self) -> None:
         """Let go of what target, heads and draft have cached; the draft once it is done with what it is at."""
         self.target.forget()
@@ -139,6 +156,7 @@ class Seat:
 
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
+        self.target.forget()  # nobody follows it any more
         self._engine.target_worker.leave(self._target_session.close, self)
         self._engine.draft_worker.leave(self._draft_session.close, self)
         if freed_memory.is_due():

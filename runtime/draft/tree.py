@@ -177,6 +177,20 @@ class DraftChain:
         """How many of a text's tokens `restart` would leave to be fed, the head token aside."""
         return len(tokens) - 1 - longest_common_prefix(self._tokens[: self.num_fed], tokens[:-1])
 
+    def follow(self, other: "DraftChain", most: int | None) -> None:
+        """Take over the cache of another session's first tokens, at most so many; not of those that this one has, too.
+
+        Where sessions cannot copy, nothing changes.
+        """
+        if not self.session.copies_rows:
+            return
+        tokens = other._tokens[: other.num_fed][:most]
+        start = longest_common_prefix(self._tokens[: self.num_fed], tokens)
+        self.forget()
+        self.session.copy_rows(other.session, range(start, len(tokens)))
+        self._tokens[: len(tokens)] = tokens
+        self.num_fed = self.num_known = len(tokens)
+
     def forget(self) -> None:
         """Drop everything, after a failure that left the cache unknown."""
         self.num_fed = self.num_known = 0

@@ -240,7 +240,8 @@ class LoadedBundle:
 
     def _answer(self, task: Task) -> Iterator[Event]:
         """On a thread of its own: there are as many threads as seats. One is free, or soon will be: see `_beside`."""
-        with self._seats.take(task.token_ids, timeout_s=self._settings.limits.request_s) as session:
+        known = () if task.is_fresh else task.token_ids
+        with self._seats.take(known, timeout_s=self._settings.limits.request_s) as session:
             if task.is_fresh:
                 session.forget()
             first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])
@@ -254,7 +255,8 @@ class LoadedBundle:
     def _beside(self, session: MirrorSession, most: int) -> list[AbstractContextManager[MirrorSession]]:
         """Seats for more choices of an answer: half of those that are free. Each is given back once somebody waits."""
         found: list[AbstractContextManager[MirrorSession]] = []
-        for _ in range(min(most, (self._seats.num_free + 1) // 2)):
+        num_sharing = self.pipe.engine.num_sharing(1 + most) - 1
+        for _ in range(min(num_sharing, (self._seats.num_free + 1) // 2)):
             place = ExitStack()
             with place, suppress(TimeoutError):
                 other = place.enter_context(self._seats.take(list(session.cached_token_ids), timeout_s=0.0))

@@ -124,6 +124,80 @@ def test_texts_go_to_the_seat_that_has_their_beginning(pipe: MirrorPipeline) -> 
         pipe.seats(0)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 4}], ids=["greedy", "sampled"])
+def test_seats_copy_a_beginning_that_another_one_has_read(
+    pipe: MirrorPipeline, method: str, sampling: dict[str, Any]
+) -> None:
+    """Also while the other one is writing, whose own text goes on as it would."""
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "method": method, **sampling}
+    system = "You are the old heron of the dark river. Say what you have seen. "
+    one, other = pipe.encode(system + "What does the fox do?"), pipe.encode(system + "Who came by?")
+    num_common = len(pipe.encode(system)) - 1
+    with pipe.session() as alone:
+        expected = [alone.generate(token_ids=ids, **options).token_ids for ids in (one, other)]
+    seats = pipe.seats(2)
+    with seats.take(one) as writing:
+        stream = writing.stream(token_ids=one, **options)
+        chunks = [next(stream)]
+        with seats.take(other) as following:
+            assert num_common <= following.num_cached_tokens < len(other)
+            second = following.generate(token_ids=other, **options)
+        chunks += stream
+    assert num_common <= second.stats.num_reused_tokens < len(other) - 1
+    assert [chunks[-1].result and chunks[-1].result.token_ids, second.token_ids] == expected
+    seats.close()
+
+
+def test_the_draft_follows_as_well_and_guesses_what_it_would(pipe: MirrorPipeline) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "method": "serial"}
+    system = "You are the old heron of the dark river. Say what you have seen. " * 2
+    one, other = pipe.encode(system + "What does the fox do?"), pipe.encode(system + "Who came by?")
+    with pipe.session() as alone:
+        alone._seat._draft_session.prepare(400)  # else the first texts are decoded plainly meanwhile
+        expected = alone.generate(token_ids=other, **options)
+    seats = pipe.seats(2)
+    with seats.take(one) as first:
+        first.generate(token_ids=one, **options)
+        with seats.take(other) as second:
+            chain = second._seat._drafter.chain
+            assert pipe.engine.draft_worker.run(lambda: chain.num_fed) == second.num_cached_tokens
+            found = second.generate(token_ids=other, **options)
+    assert (found.token_ids, found.stats.steps) == (expected.token_ids, expected.stats.steps)
+    seats.close()
+
+
+def test_seats_copy_nothing_where_too_little_is_alike(pipe: MirrorPipeline) -> None:
+    """A copy waits for its turn at the device, as a part of the prompt would."""
+    seats = pipe.seats(2)
+    with seats.take(range(1, 30)) as session:
+        session.generate(token_ids=list(range(1, 30)), max_new_tokens=1)
+    for num_common, num_copied in ((7, 0), (8, 8)):
+        with seats.take([*range(1, 1 + num_common), *range(100, 140)]) as session:
+            assert session.num_cached_tokens == num_copied
+    seats.close()
+
+
+def test_a_session_follows_others_of_its_own_pipeline(pipe: MirrorPipeline, tiny_bundle: Path) -> None:
+    with pipe.session() as session, pipe.session() as other:
+        text = session.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        assert other.follow(session, 5)
+        assert other.cached_token_ids == session.cached_token_ids[:5]
+        assert other.follow(session)
+        assert other.cached_token_ids == session.cached_token_ids
+        again = other.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        assert (again.token_ids, again.stats.num_reused_tokens) == (text.token_ids, text.stats.num_prompt_tokens - 1)
+        session.close()
+        assert other.follow(session), "what is closed has nothing"
+        assert other.num_cached_tokens == 0
+        with (
+            MirrorPipeline.load(tiny_bundle, device_map="cpu") as apart,
+            apart.session() as stranger,
+            pytest.raises(GenerationError, match="of its own pipeline"),
+        ):
+            other.follow(stranger)
+
+
 def test_a_saved_conversation_goes_on_elsewhere_with_the_same_text(pipe: MirrorPipeline, tmp_path: Path) -> None:
     options = {"ignore_eos": True, "temperature": 0.8, "seed": 4}
     with pipe.session() as session:

@@ -40,7 +40,7 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
     plan_of,
     seated,
 )
-from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetBatch, TargetSession
+from mirrorsd.runtime.backends.protocol import MOST_SEATED, TargetBatch
 from mirrorsd.runtime.ledger import NO_OUTPUT, Ledger, Span, TargetOutput, TargetPass
 from mirrorsd.texts.config import LONGEST_WINDOW
 
@@ -279,10 +279,6 @@ class OnnxBatch(TargetBatch):
     def is_given_up(self) -> bool:
         return self._running is not None and self._running.is_ended
 
-    def copy(self, source: TargetSession, into: TargetSession, num_rows: int) -> None:
-        found: Any = source, into
-        moved(found[0].caches, found[1].caches, num_rows)
-
     def leave(self, session: BatchedSession) -> None:
         """Let go of a session's caches, on the target's thread."""
         if self._rooms.leave(session) or self._bound.holds(session.caches):
@@ -295,7 +291,7 @@ class OnnxBatch(TargetBatch):
             room, number = self._rooms.place_of(session)
             caches = room.caches_of(number)
             if session.caches is not caches:
-                moved(session.caches, caches, one.start)
+                moved(session.caches, caches, range(one.start))
                 session.move_to(caches)
 
     def _rows(self, passes: Sequence[TargetPass], taken: Seated) -> _Rows:

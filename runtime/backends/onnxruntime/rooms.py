@@ -106,11 +106,12 @@ def new_caches(entry: TargetEntry, place: Place, num_rows: int) -> Caches:
     return found
 
 
-def moved(caches: Caches, into: Caches, num_rows: int) -> None:
-    """Copy a text's first rows from place to place."""
-    for name in caches:
-        if into[name].data_ptr() != caches[name].data_ptr():
-            into[name].numpy()[:, :, :num_rows] = caches[name].numpy()[:, :, :num_rows]
+def moved(caches: Caches, into: Caches, rows: range) -> None:
+    """Copy rows of a text from place to place; past and present ones are the same memory, which is copied once."""
+    places = {value.data_ptr(): (value, into[name]) for name, value in caches.items()}
+    for source, copied in places.values():
+        if copied.data_ptr() != source.data_ptr():
+            copied.numpy()[:, :, rows.start : rows.stop] = source.numpy()[:, :, rows.start : rows.stop]
 
 
 __all__ = ["Caches", "Places", "Room", "Rooms", "moved", "new_caches"]

@@ -31,7 +31,7 @@ from mirrorsd.graphs.manifest import Head, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch, SharedRun, is_as_alone
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, SessionPasses
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
-from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
+from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import HeadGuesses, Kept, TargetModel, TargetSession
@@ -351,6 +351,14 @@ class OnnxTarget(TargetSession):
                 value.update_inplace(whole)
             if self._states is not None:
                 self._states.write(kept.states, kept.num_rows)
+
+    @property
+    def copies_rows(self) -> bool:
+        return not self._model.device.place.is_device and self._states is None
+
+    def copy_rows(self, source: TargetSession, rows: range) -> None:
+        assert isinstance(source, OnnxTarget)  # of the same model
+        moved(source.caches, self.caches, rows)
 
     def _past_values(self) -> list[ort.OrtValue]:
         layers = self._model.entry.shape.attention_layers
