@@ -25,6 +25,7 @@ from mirrorsd.export.passes.quantise import round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.lazy_weight import Pack, first_name
+from mirrorsd.families.narrow_products import multiplies_bfloat16
 
 Array = npt.NDArray[Any]
 
@@ -97,6 +98,7 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     """Run the float32 `model` over `windows` `[W, L]` and write what each of its layers' products is given.
 
     Several products of one input (queries, keys, values) share one file under `folder`. `with_head` adds the LM head.
+    Sizes are wanted, not bits: products are made in bfloat16 where this processor has them.
     """
     network = model.network
     head = network.get_output_embeddings()
@@ -131,7 +133,8 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     hooks += [module.register_forward_hook(note_norm) for module in norms]
     hooks.append(head.register_forward_pre_hook(note_last))
     try:
-        with torch.no_grad(), model.on_demand():
+        is_narrow = multiplies_bfloat16()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_narrow), model.on_demand():
             network(torch.from_numpy(windows), use_cache=False)
     finally:
         for hook in hooks:

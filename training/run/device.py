@@ -9,12 +9,12 @@ import ctypes
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mirrorsd.families.narrow_products import multiplies_bfloat16
 from mirrorsd.graphs.errors import ConfigError
 
 __all__ = ["DEVICES", "autocast", "matrices", "narrowed", "product_dtype", "to_device", "use_device"]
@@ -86,17 +86,9 @@ def narrowed(weights: Iterable[Tensor]) -> Iterator[None]:
 
 
 def product_dtype() -> torch.dtype:
-    """What the training multiplies in: bfloat16, but single precision on processors that have no products in it.
-
-    Those make each out of single ones, which took eight times as long as single precision (two cores with AVX2).
-    """
-    is_narrow = torch.get_default_device().type != "cpu" or _multiplies_bfloat16()
+    """What the training multiplies in: bfloat16, but single precision on processors that have no products in it."""
+    is_narrow = torch.get_default_device().type != "cpu" or multiplies_bfloat16()
     return torch.bfloat16 if is_narrow else torch.float32
-
-
-@cache
-def _multiplies_bfloat16() -> bool:
-    return any(is_there for name, is_there in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def autocast() -> torch.autocast:

@@ -10,9 +10,9 @@ from mirrorsd.training.run.device import autocast, narrowed, use_device
 
 @pytest.fixture(autouse=True)
 def _forget_the_processor() -> Iterator[None]:
-    device._multiplies_bfloat16.cache_clear()
+    device.multiplies_bfloat16.cache_clear()
     yield
-    device._multiplies_bfloat16.cache_clear()
+    device.multiplies_bfloat16.cache_clear()
 
 
 @pytest.mark.parametrize(
