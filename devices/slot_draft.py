@@ -295,8 +295,9 @@ class SlotDraft:
         """Whether slots of another session's cache can be copied into its own."""
         return True
 
-    def copy_rows(self, source: "SlotDraft", rows: range) -> None:
+    def copy_rows(self, source: object, rows: range) -> None:
         """Copy these slots of the cache of a session of the same model."""
+        assert isinstance(source, SlotDraft)  # of the same model
         self._reserve(rows.stop)
         for cached, other in zip(self.cache.arrays, source.cache.arrays, strict=True):
             cached[0][:, rows.start : rows.stop] = other[0][:, rows.start : rows.stop]

@@ -19,8 +19,10 @@ class Seats:
 
     A text is given the free session that has cached the longest beginning of it, if that is at least half of what the
     session has cached: then it is the same conversation. Otherwise it is given one that was never used, and otherwise
-    the one that was used longest ago. What another session has cached of its beginning, as a system's message, is
-    copied from there: a token's rows are the same wherever they were computed.
+    the one that is least worth keeping: of short conversations, and of those that were used long ago (GreedyDual, Young
+    1994). So an agent's small requests in between do not cost it its long conversation. What another session has cached
+    of the text's beginning, as a system's message, is copied from there: a token's rows are the same wherever they were
+    computed.
 
     Attributes:
         num_seats: how many sessions there are.
@@ -32,6 +34,8 @@ class Seats:
         self.num_seats, self.bytes_per_seat = num_seats, bytes_per_seat
         self._free: list[MirrorSession] = [open_session() for _ in range(num_seats)]  # used longest ago first
         self._sessions = list(self._free)
+        self._worth: dict[MirrorSession, int] = dict.fromkeys(self._sessions, 0)
+        self._last_worth = 0  # of the last conversation that was let go
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -59,6 +63,7 @@ class Seats:
         finally:
             with self._lock:
                 self._free.append(session)
+                self._worth[session] = self._last_worth + session.num_cached_tokens
                 self._changed.notify()
 
     def close(self) -> None:
@@ -93,4 +98,8 @@ class Seats:
             if 2 * best.common_prefix(tokens) >= best.num_cached_tokens:
                 return best
         unused = [session for session in self._free if not session.num_cached_tokens]
-        return [*unused, *self._free][0]
+        if unused:
+            return unused[0]
+        found = min(self._free, key=self._worth.__getitem__)
+        self._last_worth = self._worth[found]
+        return found

@@ -167,6 +167,24 @@ def test_the_draft_follows_as_well_and_guesses_what_it_would(pipe: MirrorPipelin
     seats.close()
 
 
+def test_small_requests_do_not_cost_a_long_conversation_its_seat(pipe: MirrorPipeline) -> None:
+    """Until there were so many that it will probably not go on."""
+    seats, long = pipe.seats(2), list(range(1, 201))
+    small = [[250 - number, *range(number + 1, number + 40)] for number in range(12)]
+    for asked in (long, *small[:3]):
+        with seats.take(asked) as session:
+            session.generate(token_ids=asked, max_new_tokens=1)
+    with seats.take(long) as session:
+        assert session.cached_token_ids == long
+        session.generate(token_ids=long, max_new_tokens=1)
+    for asked in small:
+        with seats.take(asked) as session:
+            session.generate(token_ids=asked, max_new_tokens=1)
+    with seats.take(long) as session:
+        assert session.cached_token_ids[:1] != long[:1]
+    seats.close()
+
+
 def test_seats_copy_nothing_where_too_little_is_alike(pipe: MirrorPipeline) -> None:
     """A copy waits for its turn at the device, as a part of the prompt would."""
     seats = pipe.seats(2)
