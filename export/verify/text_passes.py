@@ -6,7 +6,7 @@ Owns: what a pass feeds, and which passes cover a text. Does not own: running th
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_SINGLE_ROWS, _WINDOWS, _WINDOW, _REJECTED = 4, 4, 6, 3
+_SINGLE_ROWS, _WINDOWS, _WINDOW, _REJECTED = 2, 2, 6, 3
 """Passes of one row, passes of a window, its rows, wrong ones behind every second: a large model's pass takes
 seconds here. Enough to find what `pytest tests/parity/test_broken_graphs.py` breaks."""
 
