@@ -84,6 +84,7 @@ from mirrorsd.graphs.manifest import (
 )
 
 PARITY_POSITIONS = 320
+_TRIED_ROWS = 4
 _INPUTS_FOLDER = "inputs"
 _UNCOMPRESSED = "draft/uncompressed.xml"
 _WORK_FILES = (JOURNAL_FILE, _UNCOMPRESSED, "draft/uncompressed.bin")
@@ -271,7 +272,10 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     report("load draft", 0.02)
     model = open_model(job.draft)
     report("compare draft with transformers", 0.03)
-    compared = compare_original(job.draft, model, np.array(_parity_ids(job)[0])).compared
+    window = np.array(_parity_ids(job)[0])
+    compared = compare_original(job.draft, model, window).compared
+    if not compared:  # a network that cannot be run is refused here rather than behind its export
+        model.logits(window[window < int(job.draft.config["vocab_size"])][None, :_TRIED_ROWS])
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])

@@ -35,7 +35,6 @@ from mirrorsd.graphs.manifest import Compared
 Array = npt.NDArray[Any]
 
 _COMPARED_ROWS = 64
-_TRIED_ROWS = 4
 _WHOLE_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -56,8 +55,8 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
 
     Every parameter is compared bit by bit. Where the model's float32 numbers fit in memory, the logits of the first
     64 ids of `window [L]` are compared too. Else transformers maps the files, and a tensor's pages are given back
-    when it has been read. Not compared are drafts that only this project can load, and what transformers would have
-    to hold as a whole though it is too large for that: GGUF files, and mixtures, whose experts it joins.
+    when it has been read. Not compared, nor run, are drafts that only this project can load, and what transformers
+    would have to hold as a whole though it is too large for that: GGUF files, and mixtures, whose experts it joins.
 
     Raises:
         ExportError: transformers cannot load it.
@@ -69,7 +68,6 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
     ids = window[window < int(checkpoint.config["vocab_size"])][None, :_COMPARED_ROWS]
     must_be_whole = checkpoint.gguf is not None or FAMILIES[checkpoint.source.family].mixture is not None
     if is_ours or (must_be_whole and not is_whole):
-        model.logits(ids[:, :_TRIED_ROWS])
         return Original("")
     network = _load(checkpoint, torch.float32 if is_whole else _main_dtype(checkpoint))
     _compare_parameters(checkpoint, model, network, is_mapped=not is_whole)

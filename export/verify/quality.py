@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from tokenizers import Tokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
@@ -139,7 +140,7 @@ def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
     if not np.isfinite(logits).all():
         raise ExportError("the target gives logits that are no numbers in PyTorch too: download its weights again")
     count = min(LIKELIEST, logits.shape[-1])
-    likely = np.stack([np.argpartition(found, -count)[:, -count:] for found in logits])
+    likely = torch.topk(torch.from_numpy(logits), count).indices.numpy()
     return _choices(windows, logits, likely)
 
 
