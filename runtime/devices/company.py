@@ -120,7 +120,9 @@ class Company:
         self._times.observe(seconds, [entry.job for entry in entries])
         num_written, guess_s = len(entries) - len(readers), self._times.of_guess
         step = self._times.of_texts(num_written) if num_written else 0.0
-        joint = Joint(len(entries) - 1, guess_s, max(1, int(step / (guess_s or 1.0) / len(entries))))
+        joint = Joint(len(entries) - 1, guess_s)
+        if guess_s:  # else they seem to be free, and nothing bounds them
+            joint = joint._replace(most_guesses=max(1, int(step / guess_s / len(entries))))
         for entry in entries:
             entry.ticket.joint = joint
         self.ends([entry.owner for entry in entries], step, [entry.owner for entry in readers])

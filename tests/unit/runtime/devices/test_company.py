@@ -354,6 +354,23 @@ def test_what_guesses_take_bounds_them(at: Callable[[float], None]) -> None:
     assert found.most_guesses in (4, 5), "so many of each take as long as the pass without them"
 
 
+def test_guesses_that_seem_to_be_free_are_not_bound(at: Callable[[float], None]) -> None:
+    """Passes without them were held up."""
+    now = [0.0]
+
+    def take_time(passes: Sequence[TargetPass]) -> None:
+        now[0] += 0.040 if all(len(one.tokens) == 1 for one in passes) else 0.010
+        at(now[0])
+
+    company = Company(FakeBatch(8, fail=take_time))
+    for number in range(20):
+        jobs = [new_pass(), new_pass()]
+        jobs[0].tokens = np.zeros(1 + 4 * (number % 2), np.int64)
+        entries = [Entry(job, Ticket(), owner, None) for owner, job in enumerate(jobs)]
+        company.run(entries)
+    assert entries[0].ticket.joint == Joint(1, 0.0)
+
+
 def test_a_window_of_one_alone_does_not_make_others_wait_for_longer(at: Callable[[float], None]) -> None:
     """A pass takes 10 ms here, a row 1 ms."""
     company = Company(FakeBatch(fail=lambda passes: at(0.010 + 0.001 * sum(len(one.tokens) for one in passes))))
