@@ -237,11 +237,13 @@ class Joint(NamedTuple):
         num_beside: how many other owners' passes were run together with one's own.
         guess_s: what a guessed row more takes; 0 where that is not known.
         most_guesses: of each, so that it takes up to twice as long as without any.
+        texts_s: what it takes without guesses and prompts; 0 where that is not known.
     """
 
     num_beside: int = 0
     guess_s: float = 0.0
     most_guesses: int = LONGEST_WINDOW
+    texts_s: float = 0.0
 
 
 ALONE = Joint()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, product
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -180,8 +180,9 @@ def open_draft(
 def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
     """What the target's pass takes by rows, where nobody has measured it: without that no window can be weighed.
 
-    Takes `_MEASURING_S`, or two passes where these take longer. The first pass of a size may take several times as long
-    as the next, which follows at once. Runs on the target worker's thread.
+    Takes `_MEASURING_S`, or two passes of two sizes where these take longer. The first pass of a size may take several
+    times as long as the next, which follows at once: no size is left with that one alone. Runs on the target worker's
+    thread.
 
     Returns:
         `[rows, ms]` points, each the shortest of its passes and of those of more rows: what disturbs one only makes it
@@ -191,11 +192,12 @@ def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
         first, *others = (1, rows_of_window, *_FURTHER_ROWS)
         sizes = [first, *(rows for rows in others if first < rows <= session.context)]
         ended, shortest = perf_counter() + _MEASURING_S, dict[int, float]()
-        for rows in cycle(rows for rows in sizes for _ in ("cold", "warm")):
+        for rows, kind in cycle(product(sizes, ("cold", "warm"))):
             started = perf_counter()
-            if started >= ended and len(shortest) > 1:
+            is_over = started >= ended and kind == "cold"
+            if is_over and len(shortest) > 1:
                 break
-            if started < ended or rows not in shortest:
+            if not is_over or rows not in shortest:
                 session.run(np.zeros(rows, np.int64), 0, with_logits=False, ledger=Ledger())
                 shortest[rows] = min(shortest.get(rows, inf), 1e3 * (perf_counter() - started))
     measured = sorted(shortest, reverse=True)

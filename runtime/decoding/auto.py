@@ -132,6 +132,8 @@ class AutoSource(WindowSource):
         beside = self._drafting.begin(inflight) if may_prepare else None
         choice = self._choice
         head = None if choice.is_plain else choice.head
+        if not (choice.is_plain or choice.is_repeat):
+            (self._serial if head is None else head.source).begin(inflight)
         self._begun = _Begun(beside is None, choice.is_repeat, choice.is_light, head)
         finder = self._drafting if head is None else head.source
         self.name = "plain" if choice.is_plain and beside is None else finder.name
@@ -365,6 +367,7 @@ class AutoSource(WindowSource):
         else:
             self._serial.observe(step)
         if self._request.joint.num_beside:  # one beside others teaches nothing of plain decoding alone
+            self._account.observe_step_beside_others(num_tokens, is_plain=is_plain)
             return False
         seconds, now = step.own_seconds - choice.drafted_s, self._plain_seconds_now(step)
         drafted_s = 0.0 if choice.head is not None else choice.drafted_s - choice.read_s

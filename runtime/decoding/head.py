@@ -16,7 +16,7 @@ from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.links import TargetLink
 from mirrorsd.runtime.decoding.protocol import Found, InFlight, ReadPrompt, RowReader, WindowSource
 from mirrorsd.runtime.decoding.request import Acceptance, Request, StepRecord
-from mirrorsd.runtime.decoding.step import FEWEST_FORCED, learn, with_siblings
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, learn, remember, with_siblings
 from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge
 from mirrorsd.runtime.policy.siblings import Known, SiblingChooser
@@ -194,6 +194,10 @@ class HeadSource(WindowSource, RowReader):
         ids, logprobs = found.ids[:count], found.logprobs[:count]
         known = Known(shares_of(request.chooser.rank(ids, logprobs, positions)), count, [*ids], [*logprobs])
         return window[: lengths.cut(known.shares, count, count)], known
+
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the pass."""
+        remember(self.windows, self._siblings)
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""

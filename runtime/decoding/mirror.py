@@ -151,6 +151,7 @@ class MirrorSource(WindowSource):
 
         Not while the target serves another conversation: the next window is then drafted beside its pass.
         """
+        self._serial.begin(inflight)
         self._pass = None
         draft, is_free = self._serial.draft, not self._target.serves_others(self._serial.request)
         if is_free and self._serial.order.limit and draft.has_text and draft.is_working():

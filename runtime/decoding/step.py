@@ -184,6 +184,13 @@ def with_siblings(found: Found, known: Known | None, siblings: SiblingChooser | 
     return found._replace(siblings=siblings.choose(found.window, known, request.num_tokens, room))
 
 
+def remember(windows: WindowLength | None, siblings: SiblingChooser | None) -> None:
+    """Have what chose the guesses of a pass remember what they promised: the next ones are chosen before it learns."""
+    for chooser in (windows, siblings):
+        if chooser is not None:
+            chooser.begin()
+
+
 def learn(step: StepRecord, windows: WindowLength | None, siblings: SiblingChooser | None) -> None:
     """Have what chose a step's guesses learn from it."""
     if windows is not None:
@@ -212,6 +219,7 @@ class SerialSource(WindowSource):
 
     def begin(self, inflight: InFlight) -> None:
         """Nothing works beside the pass: the devices take turns."""
+        remember(self.request.windows, self._siblings)
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""

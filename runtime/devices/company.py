@@ -118,11 +118,11 @@ class Company:
         seconds = perf_counter() - started
         readers = [entry for entry in entries if entry.job.with_logits is None]
         self._times.observe(seconds, [entry.job for entry in entries])
-        num_written, guess_s = len(entries) - len(readers), self._times.of_guess
+        num_written = len(entries) - len(readers)
         step = self._times.of_texts(num_written) if num_written else 0.0
-        joint = Joint(len(entries) - 1, guess_s)
-        if guess_s:  # else they seem to be free, and nothing bounds them
-            joint = joint._replace(most_guesses=max(1, int(step / guess_s / len(entries))))
+        joint = Joint(len(entries) - 1, self._times.of_guess, texts_s=step)
+        if joint.guess_s and step:  # else nobody knows, or they are free, and nothing bounds them
+            joint = joint._replace(most_guesses=max(1, int(step / joint.guess_s / len(entries))))
         for entry in entries:
             entry.ticket.joint = joint
         self.ends([entry.owner for entry in entries], step, [entry.owner for entry in readers])

@@ -341,6 +341,17 @@ class Account:
         self.count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 
+    def observe_step_beside_others(self, num_tokens: int, *, is_plain: bool) -> None:
+        """Settle for a step in company, whose seconds say nothing of plain decoding alone: its tokens count."""
+        self.count(num_tokens)
+        if is_plain:
+            self._put_aside(num_tokens)
+
+    def _put_aside(self, num_tokens: int) -> None:
+        """A share of tokens that were decoded plainly, for trials and for a draft that has to read the text."""
+        self._num_plain += num_tokens
+        self.credit = min(self.credit + _BY.trial_share * num_tokens, self._most_credit + self._kept)
+
     def observe_step(
         self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool, plain_seconds: float = 0.0
     ) -> None:
@@ -352,8 +363,8 @@ class Account:
         known = self._known
         speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:
-            self._num_plain += num_tokens
-            self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
+            self.credit -= drafted_seconds * speed
+            self._put_aside(num_tokens)
         else:
             gain = num_tokens - (seconds + drafted_seconds) * speed
             self._kept = min(max(self._kept + gain, 0.0), _BY.most_kept)

@@ -62,7 +62,7 @@ class SiblingChooser:
 
     def __init__(self, chooser: TokenChooser, length: WindowLength, most: int) -> None:
         self._chooser, self._length, self._most = chooser, length, most
-        self._expected = 0.0
+        self._expected = self._verified = 0.0
 
     def choose(self, window: NDArray[np.int64], known: Known, first: int, room: int) -> Siblings:
         """Those that are worth more than their rows, for a window whose first token stands at position `first`.
@@ -103,8 +103,13 @@ class SiblingChooser:
             before = reached
         return sorted((offer for offer in found if offer[0] > 0), reverse=True)
 
-    def observe(self, *, was_right: bool) -> None:
-        """Learn whether one of the siblings chosen last was right."""
+    def begin(self) -> None:
+        """The siblings chosen last are verified from now on."""
         if self._expected:
-            self._length.learned.siblings.observe(float(was_right), self._expected)
-            self._expected = 0.0
+            self._verified, self._expected = self._expected, 0.0
+
+    def observe(self, *, was_right: bool) -> None:
+        """Learn whether one of the siblings that were verified was right."""
+        if self._verified:
+            self._length.learned.siblings.observe(float(was_right), self._verified)
+            self._verified = 0.0

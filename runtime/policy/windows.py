@@ -170,6 +170,7 @@ class WindowLength:
         self._weights, self.learned = weights, learned
         self._acceptance_rate = AcceptanceRate()
         self._expected: list[tuple[float, bool]] = []
+        self._verified: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
         self.slowdown, self.budget, self.joint = 1.0, inf, ALONE
         self.worth = 0.0
@@ -261,14 +262,19 @@ class WindowLength:
             self.learned.gains[passes].observe(value - before, confirmed)
             self._awaited = None
 
+    def begin(self) -> None:
+        """The window that was cut last is verified from now on: the next one is cut before this one's step is over."""
+        if self._expected:
+            self._verified, self._expected = self._expected, []
+
     def observe(self, num_window: int, num_accepted: int, seconds: float, num_aside: int = 0) -> None:
         """Learn from a step of `seconds`: `num_accepted` of `num_window` tokens were right, `num_aside` beside."""
         learned, num_tried = self.learned, min(num_accepted + 1, num_window)
-        if num_window == len(self._expected):
-            for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
+        if num_window == len(self._verified):
+            for row, (chance, is_main) in enumerate(self._verified[:num_tried]):
                 (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
         self._acceptance_rate.observe(num_window, num_accepted)
-        self._expected = []
+        self._verified = []
         num_tokens = 1 + num_accepted + num_aside
         learned.aside += _TRIAL_SHARE * num_tokens
         speed = num_tokens / max(seconds, 1e-9)
@@ -278,7 +284,7 @@ class WindowLength:
     @property
     def speed(self) -> float:
         """Tokens per second of the text, lately; at least what plain decoding brings in this company."""
-        plain_seconds = self.slowdown * self.pass_seconds(1 + self.joint.num_beside)
+        plain_seconds = self.joint.texts_s or self.slowdown * self.pass_seconds(1 + self.joint.num_beside)
         return max(self.learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:

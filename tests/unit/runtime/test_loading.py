@@ -43,11 +43,32 @@ def test_rows_beyond_the_context_are_not_tried_and_more_rows_never_cost_less() -
     assert model.session.sizes[-1] == 0, "its session is closed"
 
 
-def test_a_slow_target_is_asked_twice_at_the_most(monkeypatch: Any) -> None:
+def test_a_slow_target_is_asked_for_two_sizes_alone(monkeypatch: Any) -> None:
     clock = iter(float(second) for second in range(1000))
     monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: next(clock))
     model = CountedModel()
     assert [rows for rows, _ in measure_passes(model, 7)] == [1, 7]  # type: ignore[arg-type]
+
+
+class SlowSession(CountedSession):
+    """A pass takes 0.03 s, with seven rows a third longer, the first of a size eight times as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def run(self, tokens: np.ndarray, start: int, **_: Any) -> None:
+        rows = len(tokens)
+        self.now += (0.03 if rows == 1 else 0.04) * (1 if rows in self.sizes else 8)
+        super().run(tokens, start)
+
+
+def test_no_size_is_left_with_its_first_pass_alone(monkeypatch: Any) -> None:
+    model = CountedModel()
+    model.session = session = SlowSession()
+    monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: session.now)
+    assert dict(measure_passes(model, 7)) == approx({1: 30, 7: 40})  # type: ignore[arg-type]
+    assert session.sizes == [1, 1, 7, 7, 0]
 
 
 class ColdSession(CountedSession):

@@ -276,6 +276,8 @@ def test_siblings_that_are_never_right_are_given_up() -> None:
     for _ in range(60):
         chooser = chooser_of(0.02, learned)
         num_found = len(chooser.choose(np.array([1, 4]), known_of([1, 2, 3], [4, 5, 6]), 10, 8).tokens)
+        chooser.begin()
+        chooser.choose(np.array([1, 4]), known_of([1, 2, 3], [4, 5, 6]), 12, 8)  # beside the next window
         chooser.observe(was_right=False)
     assert num_found == 0
 

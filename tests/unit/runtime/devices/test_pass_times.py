@@ -27,27 +27,27 @@ def new_passes(num_texts: int, num_guesses: int = 0, read: Sequence[tuple[int, i
 
 def test_nothing_is_known_before_the_first_pass() -> None:
     times = PassTimes()
-    assert (times.of_texts(1), times.of_guess, times.of_prompt_row(100)) == (0.0, 0.0, 0.0)
+    assert (times.of_texts(1), times.of_prompt_row(100)) == (0.0, 0.0)
 
 
 def test_the_longest_window_is_assumed_to_take_as_long_as_a_pass() -> None:
     times = PassTimes()
     times.observe(0.031, new_passes(1))
     assert times.of_texts(1) == pytest.approx(0.031)
-    assert times.of_guess == pytest.approx(0.001)
+    assert times.share == pytest.approx(1 / 31)
     assert times.of_prompt_row(0) == times.of_prompt_row(900) == pytest.approx(0.001)
 
 
 def test_texts_guesses_and_rows_of_prompts_are_told_apart() -> None:
     """A pass takes 20 ms, a text 4, a guess 2, a prompt's row 1, and another one for every 1,000 tokens before it."""
     times = PassTimes()
-    for number in range(60):
-        texts, guesses, rows, start = 1 + number % 7, number % 3, number % 5 * 10, number * 25
+    for number in range(300):
+        texts, guesses, rows, start = 1 + number % 7, number % 3, number % 5 * 10, number % 60 * 25
         seconds = 0.020 + 0.004 * texts + 0.002 * guesses + 0.001 * rows * (1 + start / 1000)
         times.observe(seconds, new_passes(texts, guesses, [(rows, start)]))
     assert times.of_texts(0) == pytest.approx(0.020, rel=0.02)
     assert times.of_texts(8) == pytest.approx(0.052, rel=0.02), "no such pass was seen"
-    assert times.of_guess == pytest.approx(0.002, rel=0.05)
+    assert times.of_guess == pytest.approx(0.002, rel=0.2)
     assert times.of_prompt_row(0) == pytest.approx(0.001, rel=0.05)
     assert times.of_prompt_row(3000) == pytest.approx(0.004, rel=0.05), "no row so far behind was seen"
 
@@ -66,7 +66,17 @@ def test_what_was_held_up_says_little() -> None:
     for _ in range(20):
         times.observe(10.0, new_passes(2, 3))
     assert times.of_texts(2) == pytest.approx(0.020, rel=0.05)
-    assert times.of_guess == pytest.approx(0.001, rel=0.1)
+    assert times.of_guess == pytest.approx(0.001, rel=0.5)
+
+
+def test_a_machine_that_slows_down_and_recovers_leaves_guesses_their_share() -> None:
+    """Windows are long while it is slow, and short just behind: that says nothing of guesses."""
+    times = PassTimes()
+    for slower, longest in ((1.0, 4), (3.0, 7), (1.0, 2), (0.5, 4)):
+        for number in range(100):
+            num_guesses = number * 5 % (1 + longest)
+            times.observe(slower * (0.020 + 0.001 * num_guesses), new_passes(4, num_guesses))
+            assert number < 20 or 0.5 < times.of_guess / times.of_texts(4) / 0.05 < 1.3
 
 
 def test_what_changes_is_learned_again_and_what_is_not_seen_is_forgotten() -> None:
@@ -75,7 +85,7 @@ def test_what_changes_is_learned_again_and_what_is_not_seen_is_forgotten() -> No
         times.observe(0.020 + 0.001 * (number % 4), new_passes(4, number % 4))
     for number in range(500):
         times.observe(0.020 + 0.010 * (number % 2), new_passes(4, number % 2))
-    assert times.of_guess == pytest.approx(0.010, rel=0.1)
+    assert times.of_guess == pytest.approx(0.010, rel=0.2)
     for _ in range(1000):
         times.observe(0.020, new_passes(4))
     assert times.of_guess < 0.002, "what seems too dear is tried again some time"

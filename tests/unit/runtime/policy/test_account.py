@@ -36,6 +36,29 @@ def test_a_window_that_is_ready_costs_no_drafting() -> None:
     assert ready == pytest.approx(asked + 180.0 * tuned().draft_seconds)
 
 
+def test_plain_tokens_in_company_put_aside_what_a_trial_and_a_reading_cost() -> None:
+    """Their seconds teach nothing, but they count: else a draft that was given up in company stays so for ever."""
+    known = tuned({"mirror": 70.0, "serial": 80.0, "plain": 100.0})
+    account = Account(known)
+    known.draft_seconds, known.joining_seconds, known.joining_tokens = 0.012, 1.0, 100.0
+    before = known.plain_seconds
+    assert not account.is_trial_due
+    account.credit = 0.5
+    assert not account.may_try(100.0, 0)
+    for _ in range(200):
+        account.observe_step_beside_others(1, is_plain=True)
+    assert account.is_trial_due
+    assert account.may_try(100.0, 0)
+    assert 2 < account.credit < 3
+    assert known.plain_seconds == before
+    paying = Account(tuned())
+    paying._known.joining_seconds, paying._known.joining_tokens = 1.0, 100.0
+    assert not paying.may_join(100.0, 30)
+    for _ in range(200):
+        paying.observe_step_beside_others(1, is_plain=True)
+    assert paying.may_join(100.0, 30)
+
+
 def test_two_conversations_never_touch_each_other_s_credit() -> None:
     known = tuned()
     first = Account(known)

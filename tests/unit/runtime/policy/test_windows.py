@@ -69,6 +69,16 @@ def test_guesses_in_company_cost_what_they_were_seen_to_take() -> None:
     assert found[1] > found[0] > found[2] == 0
 
 
+def test_a_machine_that_is_slower_now_takes_as_much_longer_for_all() -> None:
+    """Guesses are three times as dear in seconds as they were at load, and so is what is forgone for them."""
+    chances, found = [0.8**row for row in range(1, 20)], []
+    for slower in (1, 3):
+        windows = length(((1.0, 20.0), (33.0, 52.0)), LearnedLengths(50.0 / slower))
+        windows.joint = Joint(3, 0.001 * slower, texts_s=0.023 * slower)
+        found.append(windows.cut_repeat(reaching(chances), 9, 0.0))
+    assert found[0] == found[1] > 0
+
+
 def test_limit_is_kept() -> None:
     assert length(FLAT).cut([SURE] * 9, 9, 4) == 4
 
@@ -89,12 +99,43 @@ def test_faster_text_makes_rows_dearer() -> None:
     assert fast < slow
 
 
+def test_a_window_is_held_against_what_it_promised_itself() -> None:
+    """The next one is cut before its step is over: what was sure was always right, what was not never."""
+    learned = LearnedLengths(50.0)
+    one = length(FLAT, learned)
+    sure = one.cut([SURE], 1, 1)
+    for _ in range(60):
+        one.begin()
+        doubtful = one.cut([UNSURE], 1, 1)
+        one.observe(sure, 1, 0.02)
+        one.begin()
+        sure = one.cut([SURE], 1, 1)
+        one.observe(doubtful, 0, 0.02)
+    assert (sure, doubtful) == (1, 1)
+    assert learned.main.value > 0.7, "with each other's chances it would be below a half"
+
+
+def test_what_was_not_cut_teaches_nothing_of_chances() -> None:
+    """A form's own window, say."""
+    learned = LearnedLengths(50.0)
+    one = length(FLAT, learned)
+    num_window = one.cut([SURE] * 2, 2, 2)
+    one.begin()
+    one.observe(num_window, num_window, 0.02)
+    before = learned.main.value
+    one.begin()
+    one.observe(num_window, 0, 0.02)
+    assert learned.main.value == before
+
+
 def test_streams_that_keep_failing_are_trusted_less() -> None:
     learned = LearnedLengths(50.0)
     first = length(STEEP, learned).cut([SURE] * 4, 1, 12)
     for _ in range(40):
         one = length(FLAT, learned)
-        one.observe(one.cut([SURE] * 4, 1, 12), 1, 0.02)
+        num_window = one.cut([SURE] * 4, 1, 12)
+        one.begin()
+        one.observe(num_window, 1, 0.02)
     learned.tokens_per_second = 50.0
     assert learned.stream.value < 0.5 < learned.main.value
     assert length(STEEP, learned).cut([SURE] * 4, 1, 12) < first
