@@ -1,7 +1,7 @@
 """What a joint pass takes, with other numbers too, beside the same passes one after another.
 
-    python bench/studies/company/joint_passes.py smollm2.mirror --past 300,300,300 --past 900,50 --with _MOST_AT_A_TABLE=4
-    python bench/studies/company/joint_passes.py smollm2.mirror --past 300:8,300,300:4,300 --with _GUEST_COST=1000
+    python bench/studies/company/joint_passes.py smol.mirror --past 300,300,300 --past 900,50 --with _MOST_AT_A_TABLE=4
+    python bench/studies/company/joint_passes.py smol.mirror --past 300:8,300,300:4,300 --with _GUEST_COST=1000
 
 Each text brings a row behind so many tokens, or, as `300:8`, eight of them: a window. Says the least and the median
 milliseconds of a pass of all of them: as joint passes are, and with a number of `batch` or `seating` at another value.

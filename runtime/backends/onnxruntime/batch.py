@@ -47,7 +47,7 @@ from mirrorsd.texts.config import LONGEST_WINDOW
 _MOST_AT_A_TABLE = 2
 """Slots that are attended together. More would all pay for the longest of more texts, one gives two cores uneven work.
 With four, two and one, passes of SmolLM2 take 17.9, 18.3 and 20.7 ms for eight behind 300 tokens, 16.3, 12.7 and 14.8
-for two behind 900, 22.9, 19.3 and 20.6 for eight behind 30 to 900 (`python bench/studies/company/joint_passes.py BUNDLE`)."""
+for two behind 900, 22.9, 19.3 and 20.6 for eight behind 30 to 900 (`bench/studies/company/joint_passes.py BUNDLE`)."""
 _PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 9), (7, 4)))
 """Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone; one sum is odd."""
 
