@@ -28,15 +28,16 @@ _RUNTIMES = 0.55e9
 """Python, both runtimes, a draft's kernels, and what a long answer's passes leave in their allocators."""
 _CACHES = 0.07
 """Bytes of 2,048 tokens of context per parameter of the target: 0.076 of Qwen2.5-Coder-1.5B, 0.067 of Llama 8B"""
-_SECONDS_PER_BILLION = (85.0, 230.0)
+_SECONDS_PER_BILLION = (60.0, 230.0)
 _LEAST_SECONDS = 10.0
 """Beside those. On two cores by the same study: 102 a billion (1 billion), 229 where the disk was slow (8 billion)."""
 _INTEGER_MEMORY, _INTEGER_MEMORY_PER_BYTE = 0.9e9, 1.35
-_INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (50.0, 100.0), (100.0, 180.0)
+_INTEGER_SECONDS, _INTEGER_SECONDS_PER_BILLION = (30.0, 100.0), (60.0, 180.0)
 """What products of integers take beside that: their inputs are collected from a text, and rows are compared with the
 floats'. By `/usr/bin/time -v mirrorsd export TARGET --draft DRAFT -o BUNDLE --precision int8` on two cores:
-SmolLM2-135M 1.9 GB and 140 s (2.3 GB, 1 to 3 minutes are said), Qwen2.5-Coder-1.5B with its 0.5B 7.3 GB and 587 s
-(7.8 GB, 7 to 16 minutes). A GGUF file stays mapped all along, and counts beside."""
+SmolLM2-135M 1.9 GB and 140 s (2.3 GB, 1 to 3 minutes are said), Qwen2.5-Coder-1.5B with its 0.5B 7.3 GB and 587 s,
+or 300 s where the processor multiplies bfloat16 (7.8 GB, 5 to 16 minutes). A GGUF file stays mapped all along, and
+counts beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
