@@ -53,7 +53,8 @@ def scale_inputs(
     is_head_coarse = False
     for names in groups:
         rows = torch.from_numpy(np.load(inputs.files[names[0]])).float()
-        weight = torch.cat([_by_output(model, modules[name]) for name in names])
+        weights = [_by_output(model, modules[name]) for name in names]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         is_head = names == (inputs.head,)
         chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names), is_head=is_head)
         if error > _MOST_ERROR and may_rotate and not is_head and has_parts(rows.shape[1]):

@@ -6,9 +6,9 @@ Owns: what a pass feeds, and which passes cover a text. Does not own: running th
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_SINGLE_ROWS, _WINDOWS, _WINDOW, _REJECTED = 2, 2, 6, 3
-"""Passes of one row, passes of a window, its rows, wrong ones behind every second: a large model's pass takes
-seconds here. Enough to find what `pytest tests/parity/test_broken_graphs.py` breaks."""
+_WINDOWS, _WINDOW, _REJECTED = 2, 6, 3
+"""Passes of a window, its rows, wrong ones behind every second: a large model's pass takes seconds here. Enough to find
+what `pytest tests/parity/test_broken_graphs.py` breaks."""
 
 
 class Pass(NamedTuple):
@@ -20,16 +20,16 @@ class Pass(NamedTuple):
 
 
 def plan_passes(ids: tuple[int, ...], num_windows: int = _WINDOWS) -> Iterator[Pass]:
-    """Cover `ids`: half by one prefill, some row by row, some by windows whose end is rejected, the rest at once.
+    """Cover `ids`: half by one prefill, a row alone, some by windows whose end is rejected, the rest at once.
 
     A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` rolls back, and `num_rows` for states.
     """
     half = len(ids) // 2
-    first_window = half + min(len(ids) // 4, _SINGLE_ROWS)
+    first_window = half + min(len(ids) // 4, 1)
     behind = min(len(ids), first_window + num_windows * _WINDOW)
     yield Pass(0, ids[:half], half)
-    for start in range(half, first_window):
-        yield Pass(start, ids[start : start + 1], 1)
+    if half < first_window:
+        yield Pass(half, ids[half:first_window], 1)
     for number, start in enumerate(range(first_window, behind, _WINDOW)):
         kept = ids[start : min(start + _WINDOW, behind)]
         wrong = ids[:_REJECTED] if number % 2 else ()
