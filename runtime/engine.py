@@ -108,10 +108,11 @@ class SharedPasses:
         threads: DeviceThreads,
         model: TargetModel,
         seats: Collection[object],
+        known: Knowledge,
         rest: Callable[[float], bool] | None,
     ) -> None:
         """`rest` lets what it needs move to huge pages, piece by piece; None where there are none."""
-        self._threads, self._model, self._seats, self._rest = threads, model, seats, rest
+        self._threads, self._model, self._seats, self._known, self._rest = threads, model, seats, known, rest
         self._lock = threading.RLock()
         self._num_slots = 0
         self.drafts: DraftCompany | None = None
@@ -137,7 +138,7 @@ class SharedPasses:
         with pinned(worker.cores):
             batch = self._model.open_batch(num_slots)
         if batch is not None:
-            worker.company = Company(batch)
+            worker.company = Company(batch, self._known.row_share)
             if self._rest is not None:
                 use_huge_pages(new_regions(before), self._rest)
 
@@ -192,7 +193,8 @@ class Engine(Watched):
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
             unless_loaded.pop_all()
-        self._passes = SharedPasses(threads, self.target_model, self.seats, self.beside.rest if huge_pages else None)
+        rest = self.beside.rest if huge_pages else None
+        self._passes = SharedPasses(threads, self.target_model, self.seats, self.known, rest)
         rounds = getattr(self.draft_model, "rounds", None)  # a paced one has none
         self._passes.drafts = rounds and DraftCompany(threads.draft, rounds, threads.target if takes_turns else None)
 

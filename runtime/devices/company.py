@@ -62,10 +62,11 @@ class Company:
         batch: runs their rows together.
     """
 
-    def __init__(self, batch: TargetBatch) -> None:
+    def __init__(self, batch: TargetBatch, row_share: float = 0.0) -> None:
+        """Of a pass of one row alone, `row_share` is what another one was measured to take; 0 where nobody knows."""
         self.batch = batch
         self._members: dict[object, _Member] = {}
-        self._seconds, self._times = 0.0, PassTimes()
+        self._seconds, self._times = 0.0, PassTimes(row_share)
 
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.

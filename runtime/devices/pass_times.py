@@ -18,13 +18,9 @@ _ASSUMED = np.array([[0, 1, -1, 0], [0, 0, 0, 1], [-1 / LONGEST_WINDOW, -1 / LON
 """What is 0 as long as nothing was seen: what a text takes less a row of a prompt, what such rows take more behind
 others, and such a row less its share of a pass of one text, of which as many as the longest window take all."""
 _ASSUMED_SQUARES = _ASSUMED.T @ _ASSUMED
-_SHARE_MEMORY, _ASSUMED_GUESSES = 0.99, 3.0
-"""Of what more guesses did, by every further pass, and square of so many as are assumed to have been seen to take such
-a row's share (`bench/studies/company/guesses.py --with _SHARE_MEMORY=0.98`: 0.97 to 1.00; the other one 100: 0.78 to
-1.00)."""
-_MOST_CHANGE = 2 / 3
-"""Of a pass's time, from one to the next beyond what guesses explain: then one was held up and took twice as long
-(there with `_MOST_CHANGE=2`: 0.94 to 1.00)."""
+_ASSUMED_GUESSES = 30.0
+"""Square of how many more guesses are assumed to have been seen to take what rows were measured to take alone
+(`bench/studies/company/guesses.py --with _ASSUMED_GUESSES=3`: 0.98 to 1.00, the slowest run 0.92 to 1.05)."""
 
 
 class _Seen(NamedTuple):
@@ -49,7 +45,9 @@ class PassTimes:
     book that on the guesses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, row_share: float = 0.0) -> None:
+        """Assume `row_share`, of a pass alone what a row more was measured to take; 0 where nobody knows."""
+        self._assumed_share = max(row_share, 1 / LONGEST_WINDOW)
         num_parts = len(_ASSUMED_SQUARES)
         self._squares, self._sums = np.zeros((num_parts, num_parts)), np.zeros(num_parts)
         self._parts = [0.0] * num_parts
@@ -73,14 +71,12 @@ class PassTimes:
         self._parts = [max(part, 0.0) for part in found.tolist()]
 
     def _compare(self, before: _Seen, after: _Seen) -> None:
-        """Learn from two passes that followed each other, at one pace. What was held up says no more than others."""
+        """Learn from two passes that followed each other, at one pace."""
         (pace, num_guesses), (pace_after, num_after) = (self._beside_fitted(one) for one in (before, after))
         change = 2 * (pace_after - pace) / (pace_after + pace)
         more = (num_after - num_guesses) / (1 + self.share * (num_guesses + num_after) / 2)
-        expected = self.share * more
-        change = expected + min(max(change - expected, -_MOST_CHANGE), _MOST_CHANGE)
-        self._changes = _SHARE_MEMORY * self._changes + change * more
-        self._square_changes = _SHARE_MEMORY * self._square_changes + more**2
+        self._changes = _MEMORY * self._changes + change * more
+        self._square_changes = _MEMORY * self._square_changes + more**2
 
     def _beside_fitted(self, one: _Seen) -> tuple[float, float]:
         """A pass's time over that of its texts and prompts as fitted, and guesses by as much as these are more."""
@@ -91,7 +87,7 @@ class PassTimes:
     @property
     def share(self) -> float:
         """What a guess takes, of a pass of one text without any."""
-        assumed = _ASSUMED_GUESSES / LONGEST_WINDOW
+        assumed = _ASSUMED_GUESSES * self._assumed_share
         return max((self._changes + assumed) / (self._square_changes + _ASSUMED_GUESSES), 0.0)
 
     def of_texts(self, num_written: int) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.graphs.draft_windows import GAMMA
 from mirrorsd.runtime.policy.account import Account, PairKnowledge, SourceKnowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
@@ -30,6 +31,14 @@ class Knowledge:
     lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
     is_tuned: bool = False
+
+    @property
+    def row_share(self) -> float:
+        """Of a pass of one row, what a row of a window takes more; 0 while nobody knows."""
+        if not self.target_ms:
+            return 0.0
+        first, last = interpolate(self.target_ms, 1), interpolate(self.target_ms, 1 + GAMMA)
+        return max(last / max(first, 1e-9) - 1.0, 0.0) / GAMMA
 
     @property
     def does_drafting_pay(self) -> bool:

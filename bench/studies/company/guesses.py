@@ -1,10 +1,11 @@
 """Windows in company on a machine whose pace changes, simulated: tokens per second, with other numbers too.
 
     python bench/studies/company/guesses.py
-    python bench/studies/company/guesses.py --with _SHARE_MEMORY=0.98 --with _ASSUMED_GUESSES=100
+    python bench/studies/company/guesses.py --with _MEMORY=0.99 --with _ASSUMED_GUESSES=3
 
 Two to four texts share passes. What a pass takes is made up: 12 ms, 2 for each text, so much for each guess, times the
-pace, with noise, and now and then one is held up. `PassTimes` and `WindowLength` see nothing but that, and decide.
+pace, with noise, and now and then one is held up. `PassTimes` and `WindowLength` see nothing but that, and decide;
+the former is told, too, what a row takes at the first pace.
 Phases last 100 to 200 passes; the second is three times slower, the fourth 1.6 times. Tokens are held against the time
 that passes would have taken at the first pace without noise. `known` are windows of whoever is told what a guess takes.
 `--with` takes a number of `runtime/devices/pass_times.py`.
@@ -62,7 +63,7 @@ def speeds_of(law: Law, *, is_told: bool) -> NDArray[np.float64]:
 
 def simulated(law: Law, dice: np.random.Generator, *, is_told: bool) -> Iterator[float]:
     """Tokens per second of each phase."""
-    times, learned = pass_times.PassTimes(), LearnedLengths()
+    times, learned = pass_times.PassTimes(law.guess_s / (_PASS_S + _TEXT_S)), LearnedLengths()
     weights = RootScores().weights("draft", 0, is_sampling=False).accept
     texts, joint = [WindowLength(_LOAD_MS, weights, learned) for _ in range(_MOST_TEXTS)], Joint()
     for pace, num_passes in _PHASES:

@@ -7,6 +7,7 @@ import pytest
 
 from mirrorsd.runtime.devices.pass_times import PassTimes
 from mirrorsd.runtime.ledger import Ledger, TargetPass
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.testing.fake import FakeTarget
 
 VOCAB = 8
@@ -40,7 +41,7 @@ def test_the_longest_window_is_assumed_to_take_as_long_as_a_pass() -> None:
 
 def test_texts_guesses_and_rows_of_prompts_are_told_apart() -> None:
     """A pass takes 20 ms, a text 4, a guess 2, a prompt's row 1, and another one for every 1,000 tokens before it."""
-    times = PassTimes()
+    times = PassTimes(0.08)
     for number in range(300):
         texts, guesses, rows, start = 1 + number % 7, number % 3, number % 5 * 10, number % 60 * 25
         seconds = 0.020 + 0.004 * texts + 0.002 * guesses + 0.001 * rows * (1 + start / 1000)
@@ -60,13 +61,21 @@ def test_prompts_alone_say_what_their_rows_take_beside_texts() -> None:
 
 
 def test_what_was_held_up_says_little() -> None:
-    times = PassTimes()
+    times = PassTimes(0.05)
     for number in range(30):
         times.observe(0.020 + 0.001 * (number % 4), new_passes(2, number % 4))
     for _ in range(20):
         times.observe(10.0, new_passes(2, 3))
     assert times.of_texts(2) == pytest.approx(0.020, rel=0.05)
-    assert times.of_guess == pytest.approx(0.001, rel=0.5)
+    assert 0.0005 < times.of_guess < 0.002
+
+
+def test_at_first_a_guess_takes_what_a_row_was_measured_to_take() -> None:
+    known = Knowledge(target_ms=((1.0, 20.0), (7.0, 26.0)))
+    times = PassTimes(known.row_share)
+    times.observe(0.040, new_passes(1))
+    assert times.of_guess == pytest.approx(0.002)
+    assert Knowledge().row_share == 0
 
 
 def test_a_machine_that_slows_down_and_recovers_leaves_guesses_their_share() -> None:
@@ -80,12 +89,12 @@ def test_a_machine_that_slows_down_and_recovers_leaves_guesses_their_share() -> 
 
 
 def test_what_changes_is_learned_again_and_what_is_not_seen_is_forgotten() -> None:
-    times = PassTimes()
+    times = PassTimes(0.05)
     for number in range(60):
         times.observe(0.020 + 0.001 * (number % 4), new_passes(4, number % 4))
     for number in range(500):
-        times.observe(0.020 + 0.010 * (number % 2), new_passes(4, number % 2))
-    assert times.of_guess == pytest.approx(0.010, rel=0.2)
+        times.observe(0.020 + 0.010 * (number % 2), new_passes(4, number % 2 * 4))
+    assert times.of_guess == pytest.approx(0.0025, rel=0.2)
     for _ in range(1000):
         times.observe(0.020, new_passes(4))
-    assert times.of_guess < 0.002, "what seems too dear is tried again some time"
+    assert times.of_guess < 0.0015, "what seems too dear is tried again some time"
