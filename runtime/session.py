@@ -384,7 +384,7 @@ class MirrorSession:
             raise
         finally:
             place.close()
-            self._engine.text_ended(request.num_windows)
+            self._engine.text_ended()
 
     def _result(
         self, place: SeatedDecoder, chunks: Sequence[Chunk], stop_reason: str, started: float
