@@ -145,10 +145,9 @@ class MirrorSession:
     def _beside(self, most: int) -> list[nullcontext["MirrorSession"]]:
         """Sessions of its own that go on from what this one has read, if they can share its passes."""
         num_others = self._engine.num_sharing(1 + most) - 1
+        parts = self._engine, self._reader, self._manifest, self._speculations, self._layout
         while len(self._others) < num_others:
-            self._others.append(
-                MirrorSession(self._engine, self._reader, self._manifest, self._speculations, self._layout)
-            )
+            self._others.append(MirrorSession(*parts))
         return [nullcontext(other) for other in self._others[:num_others] if other.follow(self)]
 
     def follow(self, other: "MirrorSession", num_tokens: int | None = None) -> bool:

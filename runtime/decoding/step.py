@@ -186,9 +186,8 @@ def with_siblings(found: Found, known: Known | None, siblings: SiblingChooser | 
 
 def remember(windows: WindowLength | None, siblings: SiblingChooser | None) -> None:
     """Have what chose the guesses of a pass remember what they promised: the next ones are chosen before it learns."""
-    for chooser in (windows, siblings):
-        if chooser is not None:
-            chooser.begin()
+    for chooser in [one for one in (windows, siblings) if one is not None]:
+        chooser.begin()
 
 
 def learn(step: StepRecord, windows: WindowLength | None, siblings: SiblingChooser | None) -> None:

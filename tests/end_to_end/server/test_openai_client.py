@@ -310,17 +310,6 @@ def test_a_second_turn_finds_the_first_in_the_cache(client: Any) -> None:
     assert fresh.choices[0].message.content == second.choices[0].message.content
 
 
-def test_another_conversation_finds_the_system_message_of_the_first_in_the_cache(client: Any) -> None:
-    system = {"role": "system", "content": "You are the old heron of the dark river, and say what you have seen."}
-    chat(client, messages=[system, {"role": "user", "content": "Who came by?"}], max_tokens=8)
-    asked = [system, {"role": "user", "content": "What does the fox do, and where does it go in the evening?"}]
-    shared = chat(client, messages=asked, max_tokens=8)
-    fresh = chat(client, messages=asked, max_tokens=8, extra={"cache_prompt": False})
-    assert shared.usage.prompt_tokens_details.cached_tokens > len(system["content"].split())
-    assert fresh.usage.prompt_tokens_details.cached_tokens == 0
-    assert fresh.choices[0].message.content == shared.choices[0].message.content
-
-
 def test_a_prediction_changes_nothing_but_the_speed(client: Any) -> None:
     plain = chat(client, max_tokens=40)
     text = plain.choices[0].message.content

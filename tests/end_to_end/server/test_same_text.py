@@ -96,6 +96,22 @@ def test_a_few_of_everything(four_seats: Running, expected: dict[tuple[str, str]
     assert wrong_answers(four_seats, expected, requests, users=4) == []
 
 
+def test_another_conversation_finds_the_system_message_of_the_first_in_the_cache(four_seats: Running) -> None:
+    system = "You are the old heron of the dark river, and say what you have seen."
+
+    def asked(prompt: str, *, is_cached: bool) -> tuple[str, int]:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 8, "cache_prompt": is_cached}
+        answer = raw(four_seats, post(four_seats, "/v1/chat/completions", json.dumps(body).encode()))
+        found = json.loads(answer.split(b"\r\n\r\n", 1)[1])
+        return found["choices"][0]["message"]["content"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    asked("Who came by?", is_cached=True)
+    shared, fresh = (asked("What does the fox do in the evening?", is_cached=known) for known in (True, False))
+    assert shared[0] == fresh[0]
+    assert (shared[1] > len(system.split()), fresh[1]) == (True, 0)
+
+
 @pytest.mark.long
 def test_three_hundred_answers_and_more(four_seats: Running, expected: dict[tuple[str, str], Answer]) -> None:
     requests = list(product(WAYS, PROMPTS, METHODS, (True, False)))

@@ -50,17 +50,26 @@ def test_a_slow_target_is_asked_for_two_sizes_alone(monkeypatch: Any) -> None:
     assert [rows for rows, _ in measure_passes(model, 7)] == [1, 7]  # type: ignore[arg-type]
 
 
-class SlowSession(CountedSession):
-    """A pass takes 0.03 s, with seven rows a third longer, the first of a size eight times as long."""
+class TimedSession(CountedSession):
+    """Time passes in its passes alone, each as long as `seconds` says."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def run(self, tokens: np.ndarray, start: int, **_: Any) -> None:
-        rows = len(tokens)
-        self.now += (0.03 if rows == 1 else 0.04) * (1 if rows in self.sizes else 8)
+        self.now += self.seconds(len(tokens), is_cold=len(tokens) not in self.sizes)
         super().run(tokens, start)
+
+    def seconds(self, rows: int, *, is_cold: bool) -> float:
+        raise NotImplementedError
+
+
+class SlowSession(TimedSession):
+    """A pass takes 0.03 s, with seven rows a third longer, the first of a size eight times as long."""
+
+    def seconds(self, rows: int, *, is_cold: bool) -> float:
+        return (0.03 if rows == 1 else 0.04) * (8 if is_cold else 1)
 
 
 def test_no_size_is_left_with_its_first_pass_alone(monkeypatch: Any) -> None:
@@ -71,17 +80,11 @@ def test_no_size_is_left_with_its_first_pass_alone(monkeypatch: Any) -> None:
     assert session.sizes == [1, 1, 7, 7, 0]
 
 
-class ColdSession(CountedSession):
+class ColdSession(TimedSession):
     """The first pass of every size takes ten milliseconds more, and so does every one of two rows."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def run(self, tokens: np.ndarray, start: int, **_: Any) -> None:
-        rows = len(tokens)
-        self.now += 1e-3 * rows + (0.0 if rows in self.sizes and rows != 2 else 0.01)
-        super().run(tokens, start)
+    def seconds(self, rows: int, *, is_cold: bool) -> float:
+        return 1e-3 * rows + (0.01 if is_cold or rows == 2 else 0.0)
 
 
 def test_a_cold_or_disturbed_pass_makes_no_other_size_dear(monkeypatch: Any) -> None:
