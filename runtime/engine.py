@@ -249,9 +249,13 @@ class Engine(Watched):
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
-    def text_ended(self) -> None:
-        """Have what it has taught kept now and then."""
-        if self.keeper is not None and not self.is_forked:
+    def text_ended(self, num_windows: int | None) -> None:
+        """Have what it has taught kept now and then; it had so many windows, None where it wanted none."""
+        if self.is_forked:
+            return
+        if num_windows is not None:
+            self.known.text_ended(num_windows)
+        if self.keeper is not None:
             self.keeper.text_ended()
 
     def close(self) -> None:

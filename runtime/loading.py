@@ -24,6 +24,7 @@ from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.knowledge import Knowledge
@@ -91,6 +92,8 @@ def load_parts(
         if not known.target_ms:
             most = 1 + speculations.greedy.gamma
             known.target_ms = engine.target_worker.submit(partial(measure_passes, engine.target_model, most)).result()
+            if known.target_ms and laid_out.device_map.target.is_on_cpu:
+                known.measure_again = partial(_measure_again, engine.target_worker, engine.target_model, most)
         if found:
             recall(known, found.learned)
         if use_tuned:
@@ -177,12 +180,12 @@ def open_draft(
     return OpenVinoDraftModel(folder, entry, placement, on_progress)
 
 
-def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
+def measure_passes(model: TargetModel, rows_of_window: int, is_wanted: Callable[[], bool] = lambda: False) -> Curve:
     """What the target's pass takes by rows, where nobody has measured it: without that no window can be weighed.
 
     Takes `_MEASURING_S`, or two passes of two sizes where these take longer. The first pass of a size may take several
     times as long as the next, which follows at once: no size is left with that one alone. Runs on the target worker's
-    thread.
+    thread; once somebody else wants that (`is_wanted`), it leaves off.
 
     Returns:
         `[rows, ms]` points, each the shortest of its passes and of those of more rows: what disturbs one only makes it
@@ -195,14 +198,34 @@ def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
         for rows, kind in cycle(product(sizes, ("cold", "warm"))):
             started = perf_counter()
             is_over = started >= ended and kind == "cold"
-            if is_over and len(shortest) > 1:
+            if (is_over and len(shortest) > 1) or is_wanted():
                 break
             if not is_over or rows not in shortest:
                 session.run(np.zeros(rows, np.int64), 0, with_logits=False, ledger=Ledger())
                 shortest[rows] = min(shortest.get(rows, inf), 1e3 * (perf_counter() - started))
-    measured = sorted(shortest, reverse=True)
-    least = accumulate((shortest[rows] for rows in measured), min)
-    return tuple(sorted(zip(map(float, measured), least, strict=True)))
+    return _rising({float(rows): ms for rows, ms in shortest.items()})
+
+
+def _measure_again(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> bool:
+    """Have passes measured once more, unless somebody waits; whether it is done."""
+    is_free = not worker.has_pending()
+    if is_free:
+        worker.leave(partial(_take_shorter, worker, model, rows_of_window, known))
+    return is_free
+
+
+def _take_shorter(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> None:
+    """Of each size, the shortest pass that was ever measured, and of more rows."""
+    shortest = dict[float, float]()
+    for rows, ms in (*known.target_ms, *measure_passes(model, rows_of_window, worker.has_waiting)):
+        shortest[rows] = min(ms, shortest.get(rows, inf))
+    known.target_ms = _rising(shortest)
+
+
+def _rising(shortest: Mapping[float, float]) -> Curve:
+    """Points `[rows, ms]` of which none is dearer than one of more rows."""
+    sizes = sorted(shortest, reverse=True)
+    return tuple(sorted(zip(sizes, accumulate((shortest[rows] for rows in sizes), min), strict=True)))
 
 
 def _wants_huge_pages(card: DeviceMap) -> bool:

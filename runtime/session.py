@@ -383,7 +383,7 @@ class MirrorSession:
             raise
         finally:
             place.close()
-            self._engine.text_ended()
+            self._engine.text_ended(request.num_windows)
 
     def _result(
         self, place: SeatedDecoder, chunks: Sequence[Chunk], stop_reason: str, started: float

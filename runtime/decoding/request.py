@@ -207,6 +207,11 @@ class Request:
             self._text.num_tokens -= num_dropped
             self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 
+    @property
+    def num_windows(self) -> int | None:
+        """Steps that verified one; None where none was wanted."""
+        return None if self.windows is None else sum(step.num_window > 0 for step in self.steps)
+
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts.
 

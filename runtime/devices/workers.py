@@ -130,7 +130,7 @@ class DeviceWorker(Worker):
             is_behind = self.serves_others(owner)
             self._arrives(job, owner)
             self.jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
-        if is_behind and self.company is None:
+        if is_behind and self.company is None and any(one not in (None, owner) for one in self._owners()):
             self._ask_for_company(job)
         return ticket
 
@@ -222,15 +222,11 @@ class DeviceWorker(Worker):
 
     def serves(self, owner: object) -> bool:
         """Whether a job of this owner is waiting or running."""
-        return self._num_of(owner) > 0
+        return owner in self._owners()
 
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
-        return self.jobs.num_pending + (self.loan is not None) > self._num_of(owner)
-
-    def _num_of(self, owner: object) -> int:
-        loan = self.loan
-        return self.jobs.by_owner[owner] + (loan is not None and loan.owner is owner)
+        return any(one is not owner for one in self._owners())
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
@@ -320,9 +316,13 @@ class DeviceWorker(Worker):
 
     def chunk_rows(self, owner: object, start: int, most: int) -> int:
         """How many rows of a prompt, behind `start` and at most `most`, shall pass at once: few beside texts."""
-        company, loan = self.company, self.loan
-        others = [*self.jobs.by_owner, *([] if loan is None else [loan.owner])]
-        return most if company is None else company.rows_of_prompt(owner, others, start, most)
+        company = self.company
+        return most if company is None else company.rows_of_prompt(owner, self._owners(), start, most)
+
+    def _owners(self) -> list[object]:
+        """Whose jobs wait or run; None's are no text's."""
+        loan = self.loan
+        return [*self.jobs.by_owner, *([] if loan is None else [loan.owner])]
 
     def do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""

@@ -1,5 +1,6 @@
 """What is known about a pair of models on their devices, by measurements, and by what texts have taught."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
@@ -21,6 +22,8 @@ class Knowledge:
         lengths_of_heads: the same of windows that a head guesses, by its kind too.
         pairs: what texts have taught about drafting at all, by whether they are sampled.
         is_tuned: whether `tune` has found the settings for them.
+        measure_again: takes the target's times once more where nobody waits for it, and says whether it does; None
+            where these are not measured at load.
     """
 
     root_scores: RootScores = field(default_factory=RootScores)
@@ -31,6 +34,19 @@ class Knowledge:
     lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
     is_tuned: bool = False
+    measure_again: Callable[["Knowledge"], bool] | None = None
+    _num_without: int = 0
+    _num_measured: int = 0
+
+    def text_ended(self, num_windows: int) -> None:
+        """A text is over for which so many windows were verified, that wanted some.
+
+        Where there were none, other programs may have disturbed the passes when they were measured. So that is done
+        again behind the first such text, the second, the fourth and so on.
+        """
+        self._num_without += not num_windows
+        if not num_windows and self.measure_again is not None and self._num_without >= 1 << self._num_measured:
+            self._num_measured += self.measure_again(self)
 
     @property
     def row_share(self) -> float:

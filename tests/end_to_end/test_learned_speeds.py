@@ -150,3 +150,19 @@ def test_it_can_be_seen_and_deleted(own_bundle: Path, own_cache: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["bundles"][0]["tuned"] == ["cpu"]
     assert run(["cache", "clear", "--tuned"]) == 0
     assert not list(own_cache.glob("*/tuned-cpu.json"))
+
+
+def test_passes_that_were_disturbed_at_load_keep_windows_away_from_one_text(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [((1.0, 2.0), (7.0, 200.0), (32.0, 800.0))]
+    monkeypatch.setattr(loading, "measure_passes", lambda *_: measured.pop() if measured else CURVE)
+    found = []
+    with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
+        for _ in range(2):
+            result = pipe.generate(PROMPTS[0], max_new_tokens=24, ignore_eos=True, method="serial")
+            found.append((result.token_ids, result.stats.num_drafted > 0))
+            pipe.engine.target_worker.run(lambda: None)  # behind what is measured
+        assert [has_windows for _, has_windows in found] == [False, True]
+        assert found[0][0] == found[1][0]
+        assert pipe.engine.target_worker.company is None, "what was measured is no other conversation"

@@ -1,7 +1,9 @@
 """What rows cost is known from the first text on, tuned or not."""
 
 import inspect
+import threading
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 from pytest import approx
 
 from mirrorsd.runtime import loading
+from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.policy.knowledge import Knowledge
 
 measure_passes = inspect.unwrap(loading.measure_passes)
 
@@ -78,6 +82,58 @@ def test_no_size_is_left_with_its_first_pass_alone(monkeypatch: Any) -> None:
     monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: session.now)
     assert dict(measure_passes(model, 7)) == approx({1: 30, 7: 40})  # type: ignore[arg-type]
     assert session.sizes == [1, 1, 7, 7, 0]
+
+
+def test_passes_that_were_disturbed_at_load_are_measured_again_behind_texts_without_windows(monkeypatch: Any) -> None:
+    measured = [((1.0, 20.0), (7.0, 26.0)), ((1.0, 25.0), (7.0, 30.0))]
+    monkeypatch.setattr(loading, "measure_passes", lambda *_: measured.pop(0))
+    known, worker = Knowledge(target_ms=((1.0, 21.0), (7.0, 260.0))), DeviceWorker("target")
+    known.measure_again = partial(loading._measure_again, worker, CountedModel(), 7)  # type: ignore[arg-type]
+    known.text_ended(3)
+    worker.run(lambda: None)
+    assert len(measured) == 2, "it had windows"
+    known.text_ended(0)
+    worker.run(lambda: None)
+    assert known.target_ms == ((1.0, 20.0), (7.0, 26.0))
+    known.text_ended(0)
+    worker.run(lambda: None)
+    assert known.target_ms == ((1.0, 20.0), (7.0, 26.0)), "what was once shorter stays"
+    known.text_ended(0)
+    worker.run(lambda: None)
+    assert not measured, "not behind the third"
+    worker.close()
+
+
+def test_nothing_is_measured_again_while_somebody_waits() -> None:
+    known, worker, release = Knowledge(target_ms=((1.0, 21.0), (7.0, 260.0))), DeviceWorker("target"), threading.Event()
+    known.measure_again = partial(loading._measure_again, worker, CountedModel(), 7)  # type: ignore[arg-type]
+    worker.submit(lambda: release.wait(5))
+    known.text_ended(0)
+    assert worker.jobs.num_pending == 1
+    release.set()
+    worker.close()
+
+
+def test_measuring_again_makes_way_for_a_text(monkeypatch: Any) -> None:
+    monkeypatch.setattr(loading, "measure_passes", measure_passes)
+    known, worker, model = Knowledge(target_ms=((1.0, 20.0), (7.0, 26.0))), DeviceWorker("target"), CountedModel()
+    began, release, run = threading.Event(), threading.Event(), model.session.run
+
+    def slowly(tokens: np.ndarray, start: int, **_: Any) -> None:
+        began.set()
+        release.wait(5)
+        run(tokens, start)
+
+    model.session.run = slowly  # type: ignore[method-assign]
+    known.measure_again = partial(loading._measure_again, worker, model, 7)  # type: ignore[arg-type]
+    known.text_ended(0)
+    assert began.wait(5)
+    ticket = worker.submit(lambda: None, "text")
+    release.set()
+    assert ticket.wait(5)
+    assert model.session.sizes == [1, 0], "it leaves off after the pass that it is at"
+    assert known.target_ms[1] == (7.0, 26.0)
+    worker.close()
 
 
 class ColdSession(TimedSession):

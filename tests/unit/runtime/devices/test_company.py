@@ -68,6 +68,18 @@ def test_without_company_each_is_run_by_itself(worker: DeviceWorker) -> None:
     assert asked, "somebody is told that there might be some"
 
 
+def test_a_job_that_is_no_text_s_is_no_company(worker: DeviceWorker) -> None:
+    """As when passes are measured, or a session that was dropped releases its caches."""
+    asked: list[int] = []
+    worker.on_company = lambda: asked.append(1)
+    release = threading.Event()
+    worker.submit(lambda: release.wait(5))
+    ticket = worker.submit(new_pass(), "text")
+    release.set()
+    assert ticket.result() is not None
+    assert not asked
+
+
 def test_who_listens_to_the_exits_and_what_is_no_pass_have_their_own_turn(worker: DeviceWorker) -> None:
     batch = FakeBatch()
     worker.company = Company(batch)
