@@ -251,12 +251,10 @@ class Engine(Watched):
 
     def text_ended(self, num_windows: int | None) -> None:
         """Have what it has taught kept now and then; it had so many windows, None where it wanted none."""
-        if self.is_forked:
-            return
-        if num_windows is not None:
+        if not self.is_forked:
             self.known.text_ended(num_windows)
-        if self.keeper is not None:
-            self.keeper.text_ended()
+            if self.keeper is not None:
+                self.keeper.text_ended()
 
     def close(self) -> None:
         """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""

@@ -206,20 +206,16 @@ def measure_passes(model: TargetModel, rows_of_window: int, is_wanted: Callable[
     return _rising({float(rows): ms for rows, ms in shortest.items()})
 
 
-def _measure_again(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> bool:
-    """Have passes measured once more, unless somebody waits; whether it is done."""
-    is_free = not worker.has_pending()
-    if is_free:
-        worker.leave(partial(_take_shorter, worker, model, rows_of_window, known))
-    return is_free
+def _measure_again(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> None:
+    """Have the shortest pass of each size, and of more rows, be the shortest that was ever measured."""
 
+    def measure() -> None:
+        shortest = dict[float, float]()
+        for rows, ms in (*known.target_ms, *measure_passes(model, rows_of_window, worker.has_waiting)):
+            shortest[rows] = min(ms, shortest.get(rows, inf))
+        known.target_ms = _rising(shortest)
 
-def _take_shorter(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> None:
-    """Of each size, the shortest pass that was ever measured, and of more rows."""
-    shortest = dict[float, float]()
-    for rows, ms in (*known.target_ms, *measure_passes(model, rows_of_window, worker.has_waiting)):
-        shortest[rows] = min(ms, shortest.get(rows, inf))
-    known.target_ms = _rising(shortest)
+    worker.leave(measure)
 
 
 def _rising(shortest: Mapping[float, float]) -> Curve:

@@ -3,15 +3,32 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from operator import itemgetter
-from time import perf_counter
+from threading import get_ident
+from time import perf_counter, sleep
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import MOST_SEATED
+from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.session import MirrorSession
-from mirrorsd.runtime.turns import LOOK_S
+from mirrorsd.runtime.turns import GRACE_S, LOOK_S
+from mirrorsd.texts.config import CancelToken
+
+
+class _Asked:
+    """What a session was taken for, on which thread, and until when that is about to be read."""
+
+    def __init__(self, tokens: NDArray[np.int64]) -> None:
+        self.tokens = tokens[:-1]  # the last one is the first step's
+        self.thread, self.begins_until = get_ident(), inf
+
+    def common_prefix(self, tokens: NDArray[np.int64]) -> int:
+        """How many leading tokens of a prompt are about to be read; no thread waits for itself."""
+        is_about_to = self.thread != get_ident() and perf_counter() < self.begins_until
+        return longest_common_prefix(self.tokens, tokens) if is_about_to else 0
 
 
 class Seats:
@@ -22,7 +39,7 @@ class Seats:
     the one that is least worth keeping: of short conversations, and of those that were used long ago (GreedyDual, Young
     1994). So an agent's small requests in between do not cost it its long conversation. What another session has cached
     of the text's beginning, as a system's message, is copied from there: a token's rows are the same wherever they were
-    computed.
+    computed. Who comes while another one reads that, or is about to, waits for it.
 
     Attributes:
         num_seats: how many sessions there are.
@@ -36,6 +53,8 @@ class Seats:
         self._sessions = list(self._free)
         self._worth: dict[MirrorSession, int] = dict.fromkeys(self._sessions, 0)
         self._last_worth = 0  # of the last conversation that was let go
+        self._asked: dict[MirrorSession, _Asked] = {}  # in the order in which they were taken
+        self._can_share = self._sessions[0].follow(self._sessions[-1], 0)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -45,24 +64,29 @@ class Seats:
         return len(self._free)
 
     @contextmanager
-    def take(self, token_ids: Sequence[int], timeout_s: float | None = None) -> Iterator[MirrorSession]:
+    def take(
+        self, token_ids: Sequence[int], timeout_s: float | None = None, cancel: CancelToken | None = None
+    ) -> Iterator[MirrorSession]:
         """A session for a prompt with these ids, until the end of the `with` block.
 
         Args:
             token_ids: what will be read (`MirrorPipeline.encode`).
             timeout_s: how long to wait for a free one; 0: not at all, None: for as long as it takes.
+            cancel: ends the waiting.
 
         Raises:
+            Cancelled: `cancel` says so.
             TimeoutError: all are taken.
         """
-        tokens = np.asarray(token_ids, dtype=np.int64)
-        session = self._take(tokens, timeout_s)
+        tokens, cancel = np.asarray(token_ids, dtype=np.int64), cancel or CancelToken()
+        session = self._take(tokens, timeout_s, cancel)
         try:
-            self._share(session, tokens)
+            self._share(session, tokens, cancel)
             yield session
         finally:
             with self._lock:
                 self._free.append(session)
+                self._asked.pop(session, None)
                 self._worth[session] = self._last_worth + session.num_cached_tokens
                 self._changed.notify()
 
@@ -73,23 +97,44 @@ class Seats:
         for session in self._sessions:
             session.close()
 
-    def _take(self, tokens: NDArray[np.int64], timeout_s: float | None) -> MirrorSession:
+    def _take(self, tokens: NDArray[np.int64], timeout_s: float | None, cancel: CancelToken) -> MirrorSession:
         until = None if timeout_s is None else perf_counter() + timeout_s
         with self._lock:
             while not self._free:
                 left = LOOK_S if until is None else until - perf_counter()
                 if left <= 0:
                     raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in {timeout_s:g} s.")
-                self._changed.wait(left)
+                self._changed.wait(min(left, LOOK_S))
+                cancel.check()
             session = self._best(tokens)
             self._free.remove(session)
+            self._asked[session] = _Asked(tokens)
             return session
 
-    def _share(self, session: MirrorSession, tokens: NDArray[np.int64]) -> None:
-        """Let a session have what another one has cached of these tokens, if that saves a part of the prompt."""
-        num_common, found = max(((other.common_prefix(tokens), other) for other in self._sessions), key=itemgetter(0))
-        if num_common >= session.common_prefix(tokens) + MOST_SEATED:
-            session.follow(found, num_common)
+    def _share(self, session: MirrorSession, tokens: NDArray[np.int64], cancel: CancelToken) -> None:
+        """Let a session have what another one has cached of a prompt, or will have, if that saves a part of it."""
+        if self._can_share:
+            while self._is_coming(session, tokens):
+                sleep(LOOK_S)
+                cancel.check()
+            num_common, found = max(
+                ((other.common_prefix(tokens), other) for other in self._sessions), key=itemgetter(0)
+            )
+            if num_common >= session.common_prefix(tokens) + MOST_SEATED:
+                session.follow(found, num_common)
+        self._asked[session].begins_until = perf_counter() + GRACE_S
+
+    def _is_coming(self, session: MirrorSession, tokens: NDArray[np.int64]) -> bool:
+        """Whether one that was taken before reads more of these tokens than any has cached, or is about to."""
+        least = max(other.common_prefix(tokens) for other in self._sessions) + MOST_SEATED
+        with self._lock:
+            taken = list(self._asked.items())
+        for other, asked in taken:
+            if other is session:
+                break
+            if max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens)) >= least:
+                return True
+        return False
 
     def _best(self, tokens: NDArray[np.int64]) -> MirrorSession:
         known = [session for session in self._free if session.num_cached_tokens]

@@ -234,9 +234,9 @@ class MirrorSession:
         """How many those are."""
         return len(self._seat.target.cached)
 
-    def common_prefix(self, tokens: NDArray[np.int64]) -> int:
-        """How many leading tokens of a prompt `[n]` are cached."""
-        return longest_common_prefix(self._seat.target.cached, tokens)
+    def common_prefix(self, tokens: NDArray[np.int64], *, is_read: bool = True) -> int:
+        """How many leading tokens of a prompt `[n]` are cached; not `is_read`: will be, once what is read now is."""
+        return longest_common_prefix(self._seat.target.cached if is_read else self._seat.target.reading, tokens)
 
     def forget(self) -> None:
         """Let go of all that is cached of this conversation: the next prompt is read from its beginning.

@@ -115,14 +115,11 @@ class _Writing(Generic[Writer]):
                     self._write_one(number, writer)
                 except BaseException as error:  # told to whoever reads that text, who then reads none of the rest
                     end = error
-                    self._begin_no_more()
+                    with self._lock:
+                        self._left.clear()
                 self._written[number].put(end)
                 if not self._goes_on():
                     return
-
-    def _begin_no_more(self) -> None:
-        with self._lock:
-            self._left.clear()
 
     def _next(self) -> int | None:
         with self._lock:

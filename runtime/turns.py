@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from mirrorsd.graphs.errors import GenerationError
 
 Item = TypeVar("Item")
-_GRACE_S = 0.25
+GRACE_S = 0.25
 """A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
 LOOK_S = 0.05
 """Seconds between two looks of those who wait, whether they are still wanted."""
@@ -39,7 +39,7 @@ class Turns:
 
     A request keeps its turn from its first step to its end; others wait in the order they came. Between two steps of a
     stream, though, its reader may never come back. Whoever waits then takes the turn: at once on the thread that read
-    the stream, else after `_GRACE_S`. The stream may go on later, once it has its turn again.
+    the stream, else after `GRACE_S`. The stream may go on later, once it has its turn again.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Turns:
             return 0.0
         if self._left_at is None:
             return float("inf")
-        return max(0.0, self._left_at + _GRACE_S - perf_counter())
+        return max(0.0, self._left_at + GRACE_S - perf_counter())
 
     def _is_stepping_elsewhere(self) -> bool:
         is_stepping = self._holder is not None and self._left_at is None

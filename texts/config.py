@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import Cancelled, ConfigError
 from mirrorsd.graphs.names import METHODS, Method
 from mirrorsd.texts.setting_rules import (
     Rule,
@@ -57,6 +57,11 @@ class CancelToken:
     def is_cancelled(self) -> bool:
         """Whether `cancel` was called."""
         return self._event.is_set()
+
+    def check(self) -> None:
+        """Raise `Cancelled` once `cancel` was called."""
+        if self.is_cancelled:
+            raise Cancelled("Cancelled before the prompt was read.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy of a request's settings is stopped by the same token."""

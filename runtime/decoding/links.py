@@ -31,7 +31,11 @@ _TERMINATE_S = 2.0
 
 
 class TargetLink:
-    """Runs the target for one request at a time; its cache survives from request to request."""
+    """Runs the target for one request at a time; its cache survives from request to request.
+
+    Attributes:
+        reading: the tokens that will be cached once the prompt is read that is being read; none where none is.
+    """
 
     def __init__(self, session: TargetSession, worker: Worker) -> None:
         self.context = session.context
@@ -41,6 +45,7 @@ class TargetLink:
         self._session, self._worker = session, worker
         self._cached = np.zeros(session.context, dtype=np.int64)
         self._num_cached = 0
+        self.reading = self._cached[:0]
 
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already.
@@ -55,11 +60,18 @@ class TargetLink:
         start = self._session.resumable(start)
         request.num_reused = start
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
+        self.reading = tokens
+        try:
+            self._read(request, start, reader)
+        finally:
+            self.reading = tokens[:0]
+
+    def _read(self, request: Request, start: int, reader: RowReader | None) -> None:
+        tokens = self.reading
         while start < len(tokens):
             request.raise_if_cancelled()
             most = self._worker.chunk_rows(request.ledger, start, request.speculation.prefill_rows)
-            stop = min(start + most, len(tokens))
-            chunk = tokens[start:stop]
+            chunk = tokens[start : (stop := min(start + most, len(tokens)))]
             job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)
             self.result(request, ticket := self._worker.submit(job, request.ledger))
             request.in_company_of(ticket.joint)

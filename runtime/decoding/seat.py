@@ -70,7 +70,8 @@ class Seat:
         if request.num_to_replay:
             return StepDecoder(request, self.target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
-            return self._head_decoder(request, method)
+            self._head = self._head_link(method)
+            return head_decoder(request, self.target, self._head, self._engine.known)
         if method == "lookup":
             return lookup_decoder(request, self.target, self._engine.known)
         if method == "plain" or not self._is_draft_ready():
@@ -93,10 +94,6 @@ class Seat:
         if kind not in self._heads or self._heads[kind].failure is not None:
             self._heads[kind] = HeadLink(kind, self.target)
         return self._heads[kind]
-
-    def _head_decoder(self, request: Request, kind: str) -> Decoder:
-        self._head = self._head_link(kind)
-        return head_decoder(request, self.target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

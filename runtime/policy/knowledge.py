@@ -22,8 +22,7 @@ class Knowledge:
         lengths_of_heads: the same of windows that a head guesses, by its kind too.
         pairs: what texts have taught about drafting at all, by whether they are sampled.
         is_tuned: whether `tune` has found the settings for them.
-        measure_again: takes the target's times once more where nobody waits for it, and says whether it does; None
-            where these are not measured at load.
+        measure_again: takes the target's times once more, as long as nobody waits; None where these are not measured.
     """
 
     root_scores: RootScores = field(default_factory=RootScores)
@@ -34,19 +33,18 @@ class Knowledge:
     lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
     is_tuned: bool = False
-    measure_again: Callable[["Knowledge"], bool] | None = None
+    measure_again: Callable[["Knowledge"], None] | None = None
     _num_without: int = 0
-    _num_measured: int = 0
 
-    def text_ended(self, num_windows: int) -> None:
-        """A text is over for which so many windows were verified, that wanted some.
+    def text_ended(self, num_windows: int | None) -> None:
+        """A text is over for which so many windows were verified; None: it wanted none.
 
         Where there were none, other programs may have disturbed the passes when they were measured. So that is done
         again behind the first such text, the second, the fourth and so on.
         """
-        self._num_without += not num_windows
-        if not num_windows and self.measure_again is not None and self._num_without >= 1 << self._num_measured:
-            self._num_measured += self.measure_again(self)
+        self._num_without += num_windows == 0
+        if num_windows == 0 and self.measure_again is not None and self._num_without.bit_count() == 1:
+            self.measure_again(self)
 
     @property
     def row_share(self) -> float:

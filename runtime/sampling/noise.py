@@ -62,7 +62,8 @@ def gumbel(seed: int, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -
 
     The same (seed, position, token) gives the same variate on every machine, in every call.
     """
-    first, second = _halves(position_keys(seed, positions))
+    keys = position_keys(seed, positions)
+    first, second = _shifted(keys.astype(np.uint32)), _shifted((keys >> _HALF_KEY).astype(np.uint32))
     words = _shifted(tokens.astype(np.uint32) * _ODD) ^ first
     _mix_in_place(words, second, np.empty_like(words))
     return _variates(_shifted(words))
@@ -120,11 +121,6 @@ def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int,
         np.bitwise_xor(shares[first : first + _PIECE], first_half, out=words)
         _mix_in_place(words, second_half, scratch)
         yield first, words
-
-
-def _halves(keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The two words of each key, shifted."""
-    return _shifted(keys.astype(np.uint32)), _shifted((keys >> _HALF_KEY).astype(np.uint32))
 
 
 @lru_cache(maxsize=4)

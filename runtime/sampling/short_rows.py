@@ -81,9 +81,6 @@ def short_rows(best: Best | None, filters: ShortlistFilter) -> Sequence[ShortRow
         return None
     ids, logits, masses = best
     rows = [ShortRow(*row).ordered() for row in zip(ids, logits, masses.tolist(), strict=True)]
-    return rows if all(_is_enough(row, filters) for row in rows) else None
-
-
-def _is_enough(row: ShortRow, filters: ShortlistFilter) -> bool:
-    """A row that is no numbers is: the chooser says so."""
-    return not np.isfinite(row.mass) or row.num_kept(filters) is not None
+    # Of a row that is no numbers there is enough: the chooser says so.
+    is_enough = all(not np.isfinite(row.mass) or row.num_kept(filters) is not None for row in rows)
+    return rows if is_enough else None

@@ -241,7 +241,7 @@ class LoadedBundle:
     def _answer(self, task: Task) -> Iterator[Event]:
         """On a thread of its own: there are as many threads as seats. One is free, or soon will be: see `_beside`."""
         known = () if task.is_fresh else task.token_ids
-        with self._seats.take(known, timeout_s=self._settings.limits.request_s) as session:
+        with self._seats.take(known, self._settings.limits.request_s, task.cancel) as session:
             if task.is_fresh:
                 session.forget()
             first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])

@@ -152,7 +152,7 @@ class _SegmentRequest:
         cache_shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
         self.name, self.end_layer = segment.name, segment.end_layer
         self._request = compiled.create_infer_request()
-        inputs = _port_names(compiled.inputs)
+        inputs = {name for port in compiled.inputs for name in port.get_names()}
         self._rows_input = names.INPUT_IDS if names.INPUT_IDS in inputs else names.HIDDEN
         self._takes_logit_rows = names.LOGIT_ROWS in inputs
         self._rows_output = names.HIDDEN if names.INPUT_IDS in inputs else names.NEXT_HIDDEN
@@ -240,10 +240,6 @@ def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacemen
             f"OpenVINO could not load {path.name} on {device}: {str(error).strip()} Choose another device map "
             "(`mirrorsd devices`), or export the bundle again."
         ) from error
-
-
-def _port_names(ports: list[Any]) -> set[str]:
-    return {name for port in ports for name in port.get_names()}
 
 
 def _devices(compiled: ov.CompiledModel) -> list[str]:

@@ -106,11 +106,14 @@ def test_passes_that_were_disturbed_at_load_are_measured_again_behind_texts_with
 
 def test_nothing_is_measured_again_while_somebody_waits() -> None:
     known, worker, release = Knowledge(target_ms=((1.0, 21.0), (7.0, 260.0))), DeviceWorker("target"), threading.Event()
-    known.measure_again = partial(loading._measure_again, worker, CountedModel(), 7)  # type: ignore[arg-type]
+    model = CountedModel()
+    known.measure_again = partial(loading._measure_again, worker, model, 7)  # type: ignore[arg-type]
     worker.submit(lambda: release.wait(5))
     known.text_ended(0)
-    assert worker.jobs.num_pending == 1
+    ticket = worker.submit(lambda: None, "text")
     release.set()
+    assert ticket.wait(5)
+    assert model.session.sizes == [0]
     worker.close()
 
 
