@@ -13,7 +13,6 @@ import pytest
 from installed_wheel import FREEZES, ROOT, InstalledWheel, run_quietly
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not os.environ.get(FREEZES), reason="freezing takes minutes: python3 scripts/check_frozen.py"),
 ]
 PROGRAM = """

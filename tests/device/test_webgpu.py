@@ -23,7 +23,6 @@ PYTHON = os.environ.get("MIRRORSD_WEBGPU_PYTHON", "")
 PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
 pytestmark = [
     pytest.mark.webgpu,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON, reason="no environment with WebGPU: run scripts/check_webgpu.py"),
 ]
 

@@ -265,7 +265,6 @@ def test_an_interrupted_prefill_promises_nothing(make_pipe, failure: type[BaseEx
     assert pipe.generate(long_prompt, **SETTINGS).token_ids == expected
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "how",
     [
