@@ -31,6 +31,8 @@ def load_device_map(name_or_path: str) -> DeviceMap:
     Raises:
         ConfigError: no such card, not TOML, an unknown key, a wrong type or a value out of its range.
     """
+    if not isinstance(name_or_path, str):
+        raise ConfigError(f"device_map is {name_or_path!r}; allowed: a card's name, or its path, as a string.")
     path = _card_path(name_or_path)
     try:
         document = parse_toml(read_text(path))

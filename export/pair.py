@@ -135,6 +135,7 @@ def export_pair(
     report = progress or _silent
     report("check", 0.0)
     job = plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
+    calibration_text(job.target, options.calibration_text, job.context)  # it may be refused
     digest = _digest(job)
     goes_on = partial(is_of, digest=digest)
     with atomic_folder(output, overwrite=options.overwrite, goes_on=goes_on, work_files=_WORK_FILES) as bundle:

@@ -31,18 +31,31 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
         survives_power_cuts: force the bytes to the disk before they get their name, which may take a moment.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or a folder has that name.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    if path.exists() and not path.is_file():  # a device or a pipe is written as it is, a folder is no file
+        with path.open("wb") as stream:
+            yield stream
+        return
+    whole = path.resolve()  # a link stays one
+    partial = whole.with_name(f"{whole.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as stream:
+        with _opened(partial, path) as stream:
             yield stream
             if survives_power_cuts:
                 stream.flush()
                 os.fsync(stream.fileno())
-        partial.replace(path)
+        partial.replace(whole)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _opened(partial: Path, path: Path) -> IO[bytes]:
+    try:
+        return partial.open("wb")
+    except OSError as error:
+        error.filename = str(path)  # nobody has typed the other name
+        raise
 
 
 def write_whole(path: Path, content: bytes) -> None:

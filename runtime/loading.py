@@ -31,7 +31,7 @@ from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
-from mirrorsd.texts.speculation import check_exits, resolve_speculation, speculation_of
+from mirrorsd.texts.speculation import check_fits, resolve_speculation, speculation_of
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def load_parts(
     found = tuned if tuned and tuned.layout == laid_out.name else None
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
-        check_exits(one, manifest.target)
+        check_fits(one, manifest.target)
     is_tree = any(one.siblings for one in speculations)
     if is_tree and (reason := cannot_take_trees(choice.device_map, manifest)):
         raise ConfigError(f"siblings need a pass whose rows form a tree, but {reason}. Leave them out (siblings=0).")

@@ -7,9 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
+import psutil
+
 from mirrorsd.devices.cache_bytes import cache_bytes
 from mirrorsd.devices.endings import refuse_to_leave
 from mirrorsd.devices.layouts import Layout
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import METHODS, Method
 from mirrorsd.runtime.engine import Engine
@@ -18,8 +21,8 @@ from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig, Speculations
 from mirrorsd.texts.request_reader import RequestReader
-from mirrorsd.texts.setting_rules import require
-from mirrorsd.texts.speculation import check_exits
+from mirrorsd.texts.setting_rules import checked, whole
+from mirrorsd.texts.speculation import check_fits
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 Arguments = ParamSpec("Arguments")
@@ -147,7 +150,7 @@ class MirrorPipeline:
             GenerationError: the pipeline is closed.
             ConfigError: it wants exits that the bundle does not have.
         """
-        check_exits(speculation or self.speculation, self.manifest.target)
+        check_fits(speculation or self.speculation, self.manifest.target)
         self._engine.check_usable()
         ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
         return MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
@@ -170,8 +173,10 @@ class MirrorPipeline:
             DeviceError: there is no room for so many caches (`Seats.bytes_per_seat`).
             GenerationError: the pipeline is closed.
         """
-        is_fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        require(is_fine, "seats", "count", count, "1 or more (a whole number)")
+        count = checked(whole(1), "seats", "count", count)
+        needed, there = count * cache_bytes(self.manifest), psutil.virtual_memory().total
+        if needed > there:
+            raise DeviceError(f"{count} seats may take {needed / 1e9:.1f} GB; this machine has {there / 1e9:.1f} GB.")
         return Seats(self.session, count, cache_bytes(self.manifest))
 
     generate = _on_own_session(MirrorSession.generate)

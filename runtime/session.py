@@ -33,7 +33,7 @@ from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns, stream_in_thr
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
-from mirrorsd.texts.setting_rules import require
+from mirrorsd.texts.setting_rules import checked, require, whole
 from mirrorsd.texts.shown_text import StopWatch
 from mirrorsd.texts.speculation import check_head
 
@@ -131,8 +131,7 @@ class MirrorSession:
         Raises:
             ConfigError: `count` is not 1 to 128; and what `generate` raises.
         """
-        is_fine = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MOST_ANSWERS
-        require(is_fine, "generate_several", "count", count, f"1 to {_MOST_ANSWERS} (a whole number)")
+        count = checked(whole(1, _MOST_ANSWERS), "generate_several", "count", count)
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         allowed = "(), as each answer has a text of its own: use generate"
         require(not settings.continue_from, "GenerationConfig", "continue_from", settings.continue_from, allowed)
@@ -164,7 +163,7 @@ class MirrorSession:
             DeviceError: the device failed.
             GenerationError: the session is closed, or the other one is of another pipeline.
         """
-        if other._engine is not self._engine:
+        if not isinstance(other, MirrorSession) or other._engine is not self._engine:
             raise GenerationError("A session can follow one of its own pipeline only.")
         with self._between_requests():
             return self._seat.follow(other._seat, num_tokens)

@@ -127,7 +127,10 @@ class ConstraintCompiler:
             "grammar": lambda text: LLMatcher.grammar_from_lark(_as_lark(text)),
         }
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0, limits=limits)
+        try:
+            matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0, limits=limits)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"GenerationConfig.{field} has half of a character: {error.reason}.") from error
         if matcher.is_error():
             raise ConfigError(f"GenerationConfig.{field} cannot be taken: {_reason(matcher)}")
         return Constraint(matcher, words.vocab_size)

@@ -21,7 +21,31 @@ class Rule(NamedTuple):
 def require(is_fine: bool, owner: str, field: str, value: object, allowed: str) -> None:
     """Raise a `ConfigError` that names the field, the value found and what is allowed, unless `is_fine`."""
     if not is_fine:
-        raise ConfigError(f"{owner}.{field} is {value!r}; allowed: {allowed}.")
+        raise ConfigError(f"{owner}.{field} is {shown(value)}; allowed: {allowed}.")
+
+
+def checked(rule: Rule, owner: str, field: str, value: object) -> Any:
+    """The value in its one form.
+
+    Raises:
+        ConfigError: the rule does not allow it.
+    """
+    try:
+        return rule.read(value)
+    except ValueError:
+        raise ConfigError(f"{owner}.{field} is {shown(value)}; allowed: {rule.allowed}.") from None
+
+
+def shown(value: object) -> str:
+    """A value in an error.
+
+    >>> shown([3])
+    '[3]'
+    """
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
 
 
 def apply_rules(settings: Any, rules: Mapping[str, Rule]) -> None:
@@ -31,11 +55,7 @@ def apply_rules(settings: Any, rules: Mapping[str, Rule]) -> None:
         ConfigError: a field holds what its rule does not allow.
     """
     for name, rule in rules.items():
-        value = getattr(settings, name)
-        try:
-            object.__setattr__(settings, name, rule.read(value))
-        except ValueError:
-            require(False, type(settings).__name__, name, value, rule.allowed)
+        object.__setattr__(settings, name, checked(rule, type(settings).__name__, name, getattr(settings, name)))
 
 
 def read_whole(value: object) -> int:

@@ -30,12 +30,14 @@ def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, obj
     return replace(defaults, **given)  # type: ignore[arg-type]
 
 
-def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
-    """Refuse exits that a bundle does not have.
+def check_fits(speculation: SpeculationConfig, target: TargetEntry) -> None:
+    """Refuse exits that a bundle does not have, and passes that its context does not hold.
 
     Raises:
-        ConfigError: there is no exit after one of the layers.
+        ConfigError: there is no exit after one of the layers, or `pad_rows_to` is more than the context.
     """
+    if speculation.pad_rows_to > target.context:
+        raise ConfigError(f"pad_rows_to is {speculation.pad_rows_to}; the bundle's context is {target.context}")
     present = [point.layer for point in target.exits]
     absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
     if absent:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from mirrorsd.cli.bench.answers import Answer
+from mirrorsd.texts.speculation import check_head
 
 if TYPE_CHECKING:
-    from mirrorsd import GenerationResult, MirrorPipeline
+    from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
     from mirrorsd.graphs.names import Method
     from mirrorsd.runtime.decoding.request import StepRecord
 
@@ -40,11 +41,17 @@ class OwnMethod(Entrant):
         self.name: str = method
         self._method, self._temperature, self._ignore_eos = method, temperature, ignore_eos
         self._session = pipe.session()
+        check_head(method, pipe.manifest, self._session.heads)
 
-    def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
-        self._session.forget()
-        result = self._session.generate(
-            token_ids=list(ids),
+    def config(self, most: int, seed: int | None) -> "GenerationConfig":
+        """How a text is written.
+
+        Raises:
+            ConfigError: a setting is out of its range.
+        """
+        from mirrorsd import GenerationConfig
+
+        return GenerationConfig(
             max_new_tokens=most,
             temperature=self._temperature,
             seed=seed,
@@ -52,7 +59,10 @@ class OwnMethod(Entrant):
             use_defaults=False,
             method=self._method,
         )
-        return as_answer(result)
+
+    def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
+        self._session.forget()
+        return as_answer(self._session.generate(token_ids=list(ids), config=self.config(most, seed)))
 
 
 def as_answer(result: "GenerationResult") -> Answer:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,15 @@ def measure(pipe: "MirrorPipeline", bundle: Path, plan: Plan, out: Path, show: R
     lock = FolderLock(out / _LOCK, "benchmark")
     try:
         with ExitStack() as stack:
+            own = [OwnMethod(pipe, name, plan.temperature, ignore_eos=plan.ignore_eos) for name in plan.methods]
+            for method, run in product(own, range(plan.runs)):  # what is refused leaves nothing behind
+                method.config(plan.max_tokens, plan.seed_of(run))
             peers = [start(stack, option, pipe, plan) for option in plan.peers]
             if peers:
                 show("loading the peers", 0.0)
             versions = {peer.name: peer.wait_until_ready() for peer in peers}
             settings = settings_of(pipe, bundle, plan, versions)
             keep_settings(out, settings)
-            own = [OwnMethod(pipe, name, plan.temperature, ignore_eos=plan.ignore_eos) for name in plan.methods]
             entrants: list[Entrant] = [*own, *peers]
             prompts = Prompts(encode=encoder(pipe, is_raw=plan.is_raw), context=pipe.manifest.target.context)
             lines = ask_everybody(out, plan, entrants, prompts, show)

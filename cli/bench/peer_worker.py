@@ -319,7 +319,10 @@ def main() -> None:
     leave_own_folder()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
+    try:
+        runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
+    except Exception as error:  # of whatever runtime
+        sys.exit(f"{options.runtime} cannot load {options.model}: {type(error).__name__}: {error}")
     print(json.dumps({"ready": True, "versions": runtime.versions()}), file=answers, flush=True)
     for line in sys.stdin:
         words = json.loads(line)

@@ -86,14 +86,14 @@ class Prompts:
 
 
 def keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write down in a new folder how it is measured; in one that has answers, see that it is measured alike.
+    """Write down in a folder without answers how it is measured; in one that has some, see that it is measured alike.
 
     Raises:
         ConfigError: the folder's answers were measured otherwise, or its settings cannot be read.
         OSError: the folder cannot be written.
     """
     path = folder / SETTINGS
-    if not path.is_file():
+    if not path.is_file() or not any(file.stat().st_size for file in folder.glob("run-*/*.jsonl")):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, f"{json.dumps(settings, indent=1)}\n".encode())
         return

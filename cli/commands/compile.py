@@ -9,6 +9,7 @@ from rich.table import Table
 
 from mirrorsd.cli.commands.npu import compile_for_npus
 from mirrorsd.cli.input import options
+from mirrorsd.cli.input.given_text import given_text
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
@@ -28,6 +29,7 @@ _NUM_IDS = 512
 
 
 def compile(
+    context: typer.Context,
     bundle: options.Bundle,
     device_map: options.DeviceMapName = "auto",
     text: Annotated[Path | None, typer.Option(help="A text to compare on; a built-in one without it.")] = None,
@@ -44,16 +46,23 @@ def compile(
     """Compile the draft for a card's device ahead of time, and check that it still computes the same."""
     from mirrorsd.runtime import choose_device_map
 
+    if weights is None:
+        options.refuse_without("--weights", context, "draft_group", "draft_data_aware", "allow_draft_loss")
+    if npu is None:
+        options.refuse_without("--npu", context, "npu_compiler")
+    elif weights is None:
+        options.refuse_without("--weights", context, "text")
+    given = given_text(text, "--text")
     asked = None if weights is None else _asked(weights, draft_group, draft_data_aware, allow_draft_loss)
     if npu is not None:
         if asked is not None:
-            compress(bundle, asked, text)
+            compress(bundle, asked, given)
         compile_for_npus(bundle, npu, npu_compiler, device_map, as_json=as_json)
         return
     card = choose_device_map(device_map, bundle=read_bundle(bundle)).device_map
     if asked is not None:
-        compress(bundle, asked, text)
-    checks, exits = check_shapes(bundle, card, text), check_exits(bundle, card)
+        compress(bundle, asked, given)
+    checks, exits = check_shapes(bundle, card, given), check_exits(bundle, card)
     if as_json:
         found = {name: asdict(conformance) for name, conformance in exits.items()}
         print_json(report(bundle, card, checks) | ({"exits": found} if found else {}))
@@ -72,7 +81,7 @@ def _asked(weights: str, group_size: int, is_data_aware: bool, allows_loss: bool
     )
 
 
-def compress(bundle: Path, asked: "DraftCompression", text: Path | None) -> None:
+def compress(bundle: Path, asked: "DraftCompression", text: str | None) -> None:
     """Compress the bundle's draft, and say what that costs.
 
     Raises:
@@ -80,8 +89,7 @@ def compress(bundle: Path, asked: "DraftCompression", text: Path | None) -> None
     """
     from mirrorsd.export.recompress import recompress_bundle
 
-    given = text.read_text(encoding="utf-8-sig") if text else None
-    accuracy = recompress_bundle(bundle, asked, given).draft_accuracy
+    accuracy = recompress_bundle(bundle, asked, text).draft_accuracy
     assert accuracy is not None
     note(accuracy_line(accuracy))
 
@@ -110,7 +118,7 @@ def refuse_onnx(entry: DraftEntry) -> None:
         )
 
 
-def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "list[ShapeCheck]":
+def check_shapes(bundle: Path, card: "DeviceMap", text: str | None = None) -> "list[ShapeCheck]":
     """Check every bucket at every capacity.
 
     Raises:
@@ -123,8 +131,7 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
 
     entry = read_bundle(bundle).draft
     refuse_onnx(entry)
-    given = text.read_text(encoding="utf-8-sig") if text else None
-    ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", given, _NUM_IDS)
+    ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", text, _NUM_IDS)
     shapes = [(bucket, capacity) for capacity in entry.capacities for bucket in entry.buckets]
     checks = []
     with progress("compiling", len(shapes)) as advance:

@@ -10,6 +10,7 @@ import typer
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
 from mirrorsd.cli.commands.inspect import compared_words, precision_line, quality_line
 from mirrorsd.cli.input import options
+from mirrorsd.cli.input.given_text import given_text
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -97,7 +98,7 @@ def export(
         is_batch_invariant=batch_invariant,
         products=products,
         rounding=rounding,
-        calibration_text=None if calibration is None else read_text(calibration),
+        calibration_text=given_text(calibration, "--calibration"),
         draft_precision=draft_weights_for(device_map, draft_precision),
         draft_group=draft_group,
         draft_data_aware=draft_data_aware,
@@ -343,15 +344,3 @@ def summary_document(output: Path, manifest: "Manifest") -> dict[str, Any]:
         "quality": asdict(manifest.quality) if manifest.quality else None,
         "warnings": list(warnings_of(manifest)),
     }
-
-
-def read_text(path: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        ConfigError: it is missing or no UTF-8 text.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--calibration {path} cannot be read as UTF-8 text: {error}") from error

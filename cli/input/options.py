@@ -291,3 +291,16 @@ def read_methods(text: str) -> tuple[MethodName, ...]:
 def read_choice(answer: YesNoAuto) -> bool | None:
     """True for yes, False for no, None for auto."""
     return {"yes": True, "no": False, "auto": None}[answer]
+
+
+def refuse_without(needed: str, context: typer.Context, *parameters: str) -> None:
+    """Refuse options that were typed and would do nothing without another one.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for parameter in parameters:
+        source = context.get_parameter_source(parameter)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{parameter.replace('_', '-')}"
+            raise ConfigError(f"{option} does nothing without {needed} here. Give that, too, or leave {option} out.")

@@ -18,6 +18,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import divergences, log_softmax
 from mirrorsd.export.verify.target import TargetRun
 from mirrorsd.export.verify.text_passes import Pass
+from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
 from mirrorsd.graphs.shipped_files import shipped
@@ -126,7 +127,12 @@ def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
         return given, "given"
     own = target.folder / CALIBRATION_FILE
     if own.is_file():
-        return own.read_text(encoding="utf-8"), CALIBRATION_FILE
+        try:
+            return read_text(own), CALIBRATION_FILE
+        except DocumentError as error:
+            raise ExportError(
+                f"{own} {error}. It is taken for the calibration text: repair it, or move it away"
+            ) from error
     return shipped(_BUILT_IN).read_text(encoding="utf-8"), _BUILT_IN_NAME
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from mirrorsd.graphs.errors import ConfigError
+
 BUILT_IN = "built-in"
 
 PARITY_TEXT = """\
@@ -41,6 +43,9 @@ def parity_ids(tokenizer_file: Path, text: str | None, num_ids: int) -> tuple[li
 
     Returns:
         The ids, and what to call the text in the manifest.
+
+    Raises:
+        ConfigError: it has no tokens.
     """
     ids, called = text_ids(tokenizer_file, text)
     repeated = ids * -(-num_ids // len(ids))
@@ -48,8 +53,15 @@ def parity_ids(tokenizer_file: Path, text: str | None, num_ids: int) -> tuple[li
 
 
 def text_ids(tokenizer_file: Path, text: str | None) -> tuple[list[int], str]:
-    """Tokenise `text` (None: the built-in one) as it is; also what to call it in the manifest."""
+    """Tokenise `text` (None: the built-in one) as it is; also what to call it in the manifest.
+
+    Raises:
+        ConfigError: it has no tokens.
+    """
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer.encode(text or PARITY_TEXT, add_special_tokens=False).ids, "given" if text else BUILT_IN
+    ids = tokenizer.encode(PARITY_TEXT if text is None else text, add_special_tokens=False).ids
+    if not ids:
+        raise ConfigError("the text to compare on has no token in it; give another one, or none for the built-in one")
+    return ids, BUILT_IN if text is None else "given"

@@ -4,8 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mirrorsd import ConfigError, DeviceError, GenerationError, MirrorPipeline
 from mirrorsd.cli.application import run
 
 Pair = tuple[Path, Path]
@@ -80,3 +82,35 @@ def test_damaged_bundle(tiny_bundle: Path, tmp_path: Path, capsys: pytest.Captur
     weights.write_bytes(weights.read_bytes()[:-1])
     assert run(["generate", str(bundle), "Once", "--device-map", "cpu"]) == 3
     assert "truncated or replaced" in capsys.readouterr().err
+
+
+def test_a_calibration_text_that_is_none_is_refused_first(
+    own_pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_pair[0] / "calibration.txt").write_bytes(b"caf\xe9")
+    monkeypatch.setattr("mirrorsd.export.pair.copy_tokenizer", None)
+    assert export(own_pair, tmp_path / "out.mirror") == 3
+    assert "calibration.txt is not UTF-8 text" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair"]
+
+
+def test_arguments_of_another_kind_are_errors_of_ours(tiny_bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="device_map is 5"):
+        MirrorPipeline.load(tiny_bundle, device_map=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"pad_rows_to is 1000000; the bundle's context is \d+"):
+        MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation={"pad_rows_to": 1_000_000})
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe, pipe.session() as session:
+        with pytest.raises(GenerationError, match="of its own pipeline only"):
+            session.follow(pipe)  # type: ignore[arg-type]
+        with pytest.raises(DeviceError, match="1000000000 seats may take"):
+            pipe.seats(10**9)
+        with pytest.raises(ConfigError, match="has half of a character"):
+            session.generate("x", regex="\ud800")
+        deep: list[object] = []
+        for _ in range(3000):
+            deep = [deep]
+        with pytest.raises(ConfigError, match="json_schema is a"):
+            session.generate("x", json_schema={"enum": deep})
+        two = session.generate_several(np.int64(2), "x", max_new_tokens=2)  # type: ignore[arg-type]
+        assert len(two) == 2
+        pipe.seats(np.int64(1)).close()  # type: ignore[arg-type]

@@ -177,6 +177,16 @@ def test_sampled_texts_are_the_same_by_every_method_and_others_in_every_run(
     assert texts[0]["tokens"] != texts[1]["tokens"]
 
 
+@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--methods", "medusa"], ["--seed", str(2**64 - 1)]])
+def test_what_is_refused_leaves_no_settings(
+    tiny_bundle: Path, questions: Path, tmp_path: Path, words: list[str]
+) -> None:
+    """The last seed of the three runs is one too many."""
+    out = tmp_path / "results"
+    assert run(command(tiny_bundle, questions, out, "--temperature", "1", "--runs", "3", *words)) == 2
+    assert not list(out.rglob("*.json*"))
+
+
 def test_a_place_that_is_none_and_a_peer_that_is_none_are_refused(
     tiny_bundle: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,3 +58,28 @@ def test_hidden_slots_that_show_are_found(tiny_bundle: Path) -> None:
 def test_a_card_whose_device_is_missing(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compile", str(tiny_bundle), "--device-map", "cuda-npu"]) == 4
     assert "does not fit this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["--draft-group", "64"], "--weights"),
+        (["--draft-data-aware"], "--weights"),
+        (["--allow-draft-loss"], "--weights"),
+        (["--npu-compiler", "compiler"], "--npu"),
+        (["--npu", "4000", "--text", "README.md"], "--weights"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    tiny_bundle: Path, words: list[str], needed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compile", str(tiny_bundle), *words]) == 2
+    assert f"does nothing without {needed} here" in capsys.readouterr().err
+
+
+def test_a_text_without_words_is_not_the_built_in_one(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    assert run(["compile", str(tiny_bundle), "--text", str(tmp_path / "empty")]) == 2
+    assert "holds no text" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.texts.config import SpeculationConfig
-from mirrorsd.texts.speculation import check_exits
+from mirrorsd.texts.speculation import check_fits
 
 TOLERANCE = 1e-4
 
@@ -182,6 +182,6 @@ def bound(qwen3_pair: Any) -> dict[str, Any]:
 
 def test_exits_that_a_bundle_does_not_have_are_refused(qwen3_pair: Any) -> None:
     listening = SpeculationConfig(root_source="progressive", exits=(1, 2))
-    check_exits(listening, qwen3_pair.manifest.target)
+    check_fits(listening, qwen3_pair.manifest.target)
     with pytest.raises(ConfigError, match=r"exits names layer 3; this bundle has exits after layers \[1, 2\]"):
-        check_exits(replace(listening, exits=(1, 3)), qwen3_pair.manifest.target)
+        check_fits(replace(listening, exits=(1, 3)), qwen3_pair.manifest.target)

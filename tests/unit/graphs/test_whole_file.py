@@ -1,5 +1,8 @@
 """A file is there whole, or what was there before is."""
 
+import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,36 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None
         raise KeyboardInterrupt
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right of their own there")
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    real, link = tmp_path / "folder" / "real", tmp_path / "link"
+    link.symlink_to(real)
+    for content in (b"new", b"newer"):  # it need not be there
+        write_whole(link, content)
+        assert (link.is_symlink(), real.read_bytes()) == (True, content)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_is_written_and_stays_one(tmp_path: Path) -> None:
+    path, found = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()))
+    reader.start()
+    write_whole(path, b"whole")
+    reader.join(60)
+    assert found == [b"whole"]
+    assert path.is_fifo()
+
+
+def test_errors_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "folder", tmp_path / "nowhere" / "file"
+    folder.mkdir()
+    for path in (folder, elsewhere):
+        with pytest.raises(OSError) as raised:
+            write_whole(path, b"")
+        assert raised.value.filename == str(path)
+        assert str(os.getpid()) not in str(raised.value)
+    assert sorted(tmp_path.rglob("*")) == [folder]

@@ -26,7 +26,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("decoding", "devices", "draft", "engine"),
             *("backends", "reporting", "sampling", "side_by_side", "turns"),
         },
-        "seats": {"backends", "session", "turns"},
+        "seats": {"backends", "draft", "session", "turns"},
         "loading": {"backends", "devices", "engine", "ledger", "policy", "tuned"},
         "pipeline": {"devices", "engine", "loading", "reporting", "seats", "session", "tuned"},
     },

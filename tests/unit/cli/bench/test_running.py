@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.bench.answers import Answer
-from mirrorsd.cli.bench.running import Plan, Prompts, ask_everybody, converse, keep_settings, turns
+from mirrorsd.cli.bench.running import Plan, Prompts, ask_everybody, converse, keep_settings, read_settings, turns
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 
@@ -123,6 +123,8 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     settings = {"temperature": 0.0, "methods": ("plain", "auto"), "versions": {"python": "3.11"}}
     keep_settings(folder, settings)
+    (folder / "run-1").mkdir()
+    (folder / "run-1" / "plain.jsonl").write_text("{}\n", encoding="utf-8")
     keep_settings(folder, settings)
     with pytest.raises(ConfigError, match=r"measured with temperature = 0.0; this run has 1.0. Give the same, or ano"):
         keep_settings(folder, settings | {"temperature": 1.0})
@@ -133,3 +135,9 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     (folder / "settings.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"settings.json is not valid JSON .*; name another --out"):
         keep_settings(folder, settings)
+
+
+def test_settings_without_answers_bind_nobody(tmp_path: Path) -> None:
+    for runs in (1, 2):
+        keep_settings(tmp_path, {"runs": runs})
+    assert read_settings(tmp_path) == {"runs": 2}
