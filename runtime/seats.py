@@ -1,8 +1,10 @@
 """Several conversations at once: sessions of one pipeline, handed out to whoever goes on with what they have cached."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from math import inf
 from operator import itemgetter
 from threading import get_ident
@@ -11,6 +13,7 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.session import MirrorSession
@@ -26,9 +29,8 @@ class _Asked:
         self.thread, self.begins_until = get_ident(), inf
 
     def common_prefix(self, tokens: NDArray[np.int64]) -> int:
-        """How many leading tokens of a prompt are about to be read; no thread waits for itself."""
-        is_about_to = self.thread != get_ident() and perf_counter() < self.begins_until
-        return longest_common_prefix(self.tokens, tokens) if is_about_to else 0
+        """How many leading tokens of a prompt are about to be read."""
+        return longest_common_prefix(self.tokens, tokens) if perf_counter() < self.begins_until else 0
 
 
 class Seats:
@@ -39,7 +41,8 @@ class Seats:
     the one that is least worth keeping: of short conversations, and of those that were used long ago (GreedyDual, Young
     1994). So an agent's small requests in between do not cost it its long conversation. What another session has cached
     of the text's beginning, as a system's message, is copied from there: a token's rows are the same wherever they were
-    computed. Who comes while another one reads that, or is about to, waits for it.
+    computed. Who comes while another one reads that, or is about to, waits for it; a thread that has another seat does
+    not, as it may be what the other one waits for.
 
     Attributes:
         num_seats: how many sessions there are.
@@ -54,7 +57,7 @@ class Seats:
         self._worth: dict[MirrorSession, int] = dict.fromkeys(self._sessions, 0)
         self._last_worth = 0  # of the last conversation that was let go
         self._asked: dict[MirrorSession, _Asked] = {}  # in the order in which they were taken
-        self._can_share = self._sessions[0].follow(self._sessions[-1], 0)
+        self._can_share, self._process = self._sessions[0].follow(self._sessions[-1], 0), os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -71,7 +74,8 @@ class Seats:
 
         Args:
             token_ids: what will be read (`MirrorPipeline.encode`).
-            timeout_s: how long to wait for a free one; 0: not at all, None: for as long as it takes.
+            timeout_s: how long to wait for a free one, and for what another one is reading; 0: not at all, None: for
+                as long as it takes.
             cancel: ends the waiting.
 
         Raises:
@@ -79,9 +83,10 @@ class Seats:
             TimeoutError: all are taken.
         """
         tokens, cancel = np.asarray(token_ids, dtype=np.int64), cancel or CancelToken()
-        session = self._take(tokens, timeout_s, cancel)
+        until = inf if timeout_s is None else perf_counter() + timeout_s
+        session = self._take(tokens, until, cancel)
         try:
-            self._share(session, tokens, cancel)
+            self._share(session, tokens, until, cancel)
             yield session
         finally:
             with self._lock:
@@ -97,44 +102,42 @@ class Seats:
         for session in self._sessions:
             session.close()
 
-    def _take(self, tokens: NDArray[np.int64], timeout_s: float | None, cancel: CancelToken) -> MirrorSession:
-        until = None if timeout_s is None else perf_counter() + timeout_s
+    def _take(self, tokens: NDArray[np.int64], until: float, cancel: CancelToken) -> MirrorSession:
         with self._lock:
             while not self._free:
-                left = LOOK_S if until is None else until - perf_counter()
-                if left <= 0:
-                    raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in {timeout_s:g} s.")
-                self._changed.wait(min(left, LOOK_S))
+                if perf_counter() >= until:
+                    raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in time.")
+                self._changed.wait(min(until - perf_counter(), LOOK_S))
                 cancel.check()
             session = self._best(tokens)
             self._free.remove(session)
             self._asked[session] = _Asked(tokens)
             return session
 
-    def _share(self, session: MirrorSession, tokens: NDArray[np.int64], cancel: CancelToken) -> None:
+    def _share(self, session: MirrorSession, tokens: NDArray[np.int64], until: float, cancel: CancelToken) -> None:
         """Let a session have what another one has cached of a prompt, or will have, if that saves a part of it."""
-        if self._can_share:
-            while self._is_coming(session, tokens):
+        if self._can_share and os.getpid() == self._process:  # nobody reads on in a fork
+            while perf_counter() < until and self._is_coming(session, tokens):
                 sleep(LOOK_S)
                 cancel.check()
             num_common, found = max(
                 ((other.common_prefix(tokens), other) for other in self._sessions), key=itemgetter(0)
             )
             if num_common >= session.common_prefix(tokens) + MOST_SEATED:
-                session.follow(found, num_common)
+                with suppress(DeviceError):  # then it is read
+                    session.follow(found, num_common)
         self._asked[session].begins_until = perf_counter() + GRACE_S
 
     def _is_coming(self, session: MirrorSession, tokens: NDArray[np.int64]) -> bool:
         """Whether one that was taken before reads more of these tokens than any has cached, or is about to."""
         least = max(other.common_prefix(tokens) for other in self._sessions) + MOST_SEATED
         with self._lock:
-            taken = list(self._asked.items())
-        for other, asked in taken:
-            if other is session:
-                break
-            if max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens)) >= least:
-                return True
-        return False
+            others = [one for one in self._asked.items() if one[0] is not session]
+            before = list(takewhile(lambda one: one[0] is not session, self._asked.items()))
+        coming = (
+            max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens)) for other, asked in before
+        )
+        return all(asked.thread != get_ident() for _, asked in others) and any(found >= least for found in coming)
 
     def _best(self, tokens: NDArray[np.int64]) -> MirrorSession:
         known = [session for session in self._free if session.num_cached_tokens]

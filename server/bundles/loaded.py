@@ -187,8 +187,8 @@ class LoadedBundle:
         """
         self._admit()
         self._tokens.add(task.cancel)
-        running = Threaded[Event](self._answering, lambda: self._answer(task), task.cancel.cancel)
         started = time.perf_counter()
+        running = Threaded[Event](self._answering, lambda: self._answer(task, started), task.cancel.cancel)
         try:
             yield self._counted(running)
             self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (time.perf_counter() - started)
@@ -211,7 +211,7 @@ class LoadedBundle:
     @property
     def num_waiting(self) -> int:
         """Requests without one."""
-        return len(self._tokens) - len(self._running)
+        return 0 if self._seats.num_free else len(self._tokens) - len(self._running)
 
     def cancel_all(self) -> None:
         """End every answer, running or waiting, within one step."""
@@ -238,15 +238,16 @@ class LoadedBundle:
             headers={"Retry-After": str(seconds)},
         )
 
-    def _answer(self, task: Task) -> Iterator[Event]:
+    def _answer(self, task: Task, asked: float) -> Iterator[Event]:
         """On a thread of its own: there are as many threads as seats. One is free, or soon will be: see `_beside`."""
-        known = () if task.is_fresh else task.token_ids
-        with self._seats.take(known, self._settings.limits.request_s, task.cancel) as session:
+        known, waited_s = () if task.is_fresh else task.token_ids, time.perf_counter() - asked
+        with self._seats.take(known, max(0.0, self._settings.limits.request_s - waited_s), task.cancel) as session:
             if task.is_fresh:
                 session.forget()
-            first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])
+            own, *more = [_waited(config, time.perf_counter() - asked) for config in task.configs]
+            first = session.stream(token_ids=list(task.token_ids), config=own)
             yield Started()
-            others = [partial(_begin, task.token_ids, config) for config in task.configs[1:]]
+            others = [partial(_begin, task.token_ids, config) for config in more]
             texts: list[Callable[[MirrorSession], ChunkStream[Chunk]]] = [lambda _: first, *others]
             beside = partial(self._beside, session)
             for index, chunk in side_by_side(session, texts, beside, lambda: not self.num_waiting):
@@ -263,6 +264,13 @@ class LoadedBundle:
                 if other.follow(session):
                     found.append(_held(other, place.pop_all()))
         return found
+
+
+def _waited(config: GenerationConfig, seconds: float) -> GenerationConfig:
+    """The same request, which has waited so long of its time."""
+    if config.deadline_s is None:
+        return config
+    return config.with_overrides({"deadline_s": max(config.deadline_s - seconds, 0.001)})
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from mirrorsd import Cancelled, CancelToken, GenerationResult, MirrorPipeline
+from mirrorsd import Cancelled, CancelToken, DeviceError, GenerationResult, MirrorPipeline, MirrorSession
 from mirrorsd.runtime import seats as seats_module
 from mirrorsd.runtime.seats import Seats
 
@@ -154,4 +154,49 @@ def test_who_waits_reads_by_itself_where_the_other_one_is_stopped(pipe: MirrorPi
         with pytest.raises(Cancelled):
             first.result(60)
         assert second.result(60).token_ids == expected
+    seats.close()
+
+
+def test_a_thread_that_has_another_seat_waits_for_nobody(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler in the middle of a pass, or an event loop with several texts: nobody else would go on."""
+    monkeypatch.setattr(seats_module, "sleep", None)
+    ids, seats = pipe.encode(SYSTEM), pipe.seats(2)
+    with ThreadPoolExecutor(1) as threads, seats.take(ids) as first, busy(pipe) as release:
+        text = threads.submit(first.generate, token_ids=ids, **OPTIONS)
+        wait_until(lambda: num_reading(seats) == 1)
+        with seats.take(ids) as second:
+            assert second.num_cached_tokens == 0
+        release.set()
+        assert text.result(60).num_tokens == OPTIONS["max_new_tokens"]
+    seats.close()
+
+
+@pytest.mark.parametrize("why", ["no time", "a fork"])
+def test_nobody_waits_for_a_reading_without_time_or_in_a_fork(
+    pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(seats_module, "sleep", None)
+    ids, seats = pipe.encode(SYSTEM), pipe.seats(2)
+    if why == "a fork":
+        monkeypatch.setattr(seats, "_process", 0)
+    with ThreadPoolExecutor(1) as threads, busy(pipe) as release:
+        first = threads.submit(answer, seats, ids)
+        wait_until(lambda: num_reading(seats) == 1)
+        with seats.take(ids, timeout_s=0 if why == "no time" else None) as second:
+            assert second.num_cached_tokens == 0
+        release.set()
+        first.result(60)
+    seats.close()
+
+
+def test_what_cannot_be_copied_is_read(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bool:
+        raise DeviceError("the copy fails")
+
+    ids, seats = pipe.encode(SYSTEM), pipe.seats(2)
+    with seats.take(ids) as first:
+        text = first.generate(token_ids=ids, **OPTIONS)
+        monkeypatch.setattr(MirrorSession, "follow", fail)
+        found = answer(seats, ids)
+    assert (found.stats.num_reused_tokens, found.token_ids) == (0, text.token_ids)
     seats.close()

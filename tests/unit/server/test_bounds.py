@@ -8,10 +8,12 @@ from pydantic import BaseModel, ValidationError
 
 from mirrorsd.server.answers.settings_of import check_schema
 from mirrorsd.server.app import ENDPOINTS
+from mirrorsd.server.bundles.loaded import _waited
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest
+from mirrorsd.texts.config import GenerationConfig
 
 USER = {"role": "user", "content": "x"}
 MODELS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
@@ -94,3 +96,10 @@ def test_a_body_is_bounded_by_the_context_and_never_above_what_is_set() -> None:
 )
 def test_names_and_constants_in_a_schema_are_no_keywords(schema: Any) -> None:
     check_schema(schema, Limits(), "schema")
+
+
+@pytest.mark.parametrize(("waited", "left"), [(0.0, 5.0), (2.0, 3.0), (7.0, 0.001)])
+def test_what_has_waited_has_so_much_less_time(waited: float, left: float) -> None:
+    """For a seat, and for a beginning that another conversation reads."""
+    assert _waited(GenerationConfig(deadline_s=5), waited).deadline_s == left
+    assert _waited(GenerationConfig(), waited).deadline_s is None
