@@ -104,7 +104,8 @@ def test_passes_that_were_disturbed_at_load_are_measured_again_behind_texts_with
     worker.close()
 
 
-def test_nothing_is_measured_again_while_somebody_waits() -> None:
+def test_nothing_is_measured_again_while_somebody_waits(monkeypatch: Any) -> None:
+    monkeypatch.setattr(loading, "measure_passes", measure_passes)
     known, worker, release = Knowledge(target_ms=((1.0, 21.0), (7.0, 260.0))), DeviceWorker("target"), threading.Event()
     model = CountedModel()
     known.measure_again = partial(loading._measure_again, worker, model, 7)  # type: ignore[arg-type]
