@@ -207,7 +207,7 @@ def measure_passes(model: TargetModel, rows_of_window: int, is_wanted: Callable[
 
 
 def _measure_again(worker: DeviceWorker, model: TargetModel, rows_of_window: int, known: Knowledge) -> None:
-    """Have the shortest pass of each size, and of more rows, be the shortest that was ever measured."""
+    """Beside nobody, have the shortest pass of each size, and of more rows, be the shortest that was ever measured."""
 
     def measure() -> None:
         shortest = dict[float, float]()
@@ -215,7 +215,8 @@ def _measure_again(worker: DeviceWorker, model: TargetModel, rows_of_window: int
             shortest[rows] = min(ms, shortest.get(rows, inf))
         known.target_ms = _rising(shortest)
 
-    worker.leave(measure)
+    if not worker.has_pending():
+        worker.leave(measure)
 
 
 def _rising(shortest: Mapping[float, float]) -> Curve:

@@ -127,10 +127,10 @@ class DeviceWorker(Worker):
                 words = f"has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: the device has stalled."
                 raise DeviceError(f"The {self.name} worker {words}")
             self._check_open()
-            is_behind = self.serves_others(owner)
+            others = [one for one in self._owners() if one is not owner]
             self._arrives(job, owner)
-            self.jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
-        if is_behind and self.company is None and any(one not in (None, owner) for one in self._owners()):
+            self.jobs.put(Entry(job, ticket, owner, perf_counter() if others else None))
+        if self.company is None and any(one is not None for one in others):
             self._ask_for_company(job)
         return ticket
 
