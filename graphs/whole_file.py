@@ -27,7 +27,8 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
     """A stream to write `path` by; the file has that name only once the block ends without an error.
 
     Args:
-        path: the file's name in the end; what had it before is replaced.
+        path: the file's name in the end; what had it before is replaced, a link's file in its place. A device or a pipe
+            is written as it is.
         survives_power_cuts: force the bytes to the disk before they get their name, which may take a moment.
 
     Raises:

@@ -80,6 +80,7 @@ class Seats:
 
         Raises:
             Cancelled: `cancel` says so.
+            GenerationError: the sessions are closed, or another process's.
             TimeoutError: all are taken.
         """
         tokens, cancel = np.asarray(token_ids, dtype=np.int64), cancel or CancelToken()

@@ -19,7 +19,8 @@ from mirrorsd.graphs.errors import GenerationError
 
 Item = TypeVar("Item")
 GRACE_S = 0.25
-"""A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
+"""A stream that was read this lately is probably still being read: others wait so long before they take its turn.
+Whoever has taken a seat for a prompt begins to read it within that, or is not waited for."""
 LOOK_S = 0.05
 """Seconds between two looks of those who wait, whether they are still wanted."""
 

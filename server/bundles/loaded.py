@@ -210,7 +210,7 @@ class LoadedBundle:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without one."""
+        """Requests without one: none while one is free, though its request may wait for a beginning to be read."""
         return 0 if self._seats.num_free else len(self._tokens) - len(self._running)
 
     def cancel_all(self) -> None:

@@ -50,6 +50,21 @@ if not (child := os.fork()):
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 assert text_of(pipe) == text, "the parent goes on"
 """,
+    "takes a seat": """
+pipe = load()
+ids, seats, release = pipe.encode("The old heron " * 20), pipe.seats(2), threading.Event()
+def read():
+    with seats.take(ids) as session:
+        return session.generate(token_ids=ids, max_new_tokens=4)
+pipe.engine.target_worker.submit(lambda: release.wait(60))
+threading.Thread(target=read).start()
+while not any(len(session._seat.target.reading) for session in seats._sessions):
+    release.wait(0.01)
+if not (child := os.fork()):  # nobody reads on in it
+    os._exit(5 if is_told(read) else 6)
+release.set()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+""",
     "drops everything": """
 pipe = load()
 text_of(pipe, method="mirror")
