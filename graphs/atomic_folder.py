@@ -84,10 +84,10 @@ def check_space(folder: Path, num_bytes: int) -> None:
 def _check_place(final: Path, *, overwrite: bool) -> None:
     if not final.exists():
         return
+    if not (final / names.MANIFEST_FILE).is_file():
+        raise ExportError(f"{final} exists and is not a bundle, so it is never overwritten; choose another name")
     if not overwrite:
         raise ExportError(f"{final} exists already; choose another name, or replace it with `--overwrite`")
-    if not (final / names.MANIFEST_FILE).is_file():
-        raise ExportError(f"{final} exists and is not a bundle, so it is not overwritten; choose another name")
 
 
 def _old(final: Path) -> Path:

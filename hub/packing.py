@@ -30,12 +30,17 @@ def pack(bundle: Path, output: Path, card: str, *, overwrite: bool) -> int:
 
     Raises:
         BundleError: it is no bundle, or a damaged one; the disk has no room.
-        ConfigError: `output` is there already, or lies in the bundle.
+        ConfigError: `output` is there already, lies in the bundle, or is named like another kind of archive.
         ExportError: the folder cannot be written.
     """
     manifest = read_bundle(bundle)
     if output.resolve().is_relative_to(bundle.resolve()):
         raise ConfigError(f"{output} lies in the bundle itself; write it elsewhere.")
+    others = [ending for _, endings, _ in shutil.get_unpack_formats() for ending in endings if ending != SUFFIX]
+    if output.name.lower().endswith(tuple(others)):
+        raise ConfigError(
+            f"{output} has the name of another kind of archive: {SUFFIX} is what `chat` and others fetch."
+        )
     if output.suffix == SUFFIX and output.exists() and not (overwrite and output.is_file()):
         raise ConfigError(f"{output} exists already; choose another name, or replace it with --overwrite.")
     files = {name: bundle / name for name in (names.MANIFEST_FILE, *manifest.files)}

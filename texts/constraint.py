@@ -105,7 +105,7 @@ class ConstraintCompiler:
 
         Raises:
             ConfigError: llguidance is not installed, the bundle names no end of a text, or the schema, expression or
-                grammar is none that it takes.
+                grammar is none that it takes, or that no text fits.
         """
         field = next((name for name in CONSTRAINTS if getattr(config, name) is not None), None)
         if field is None:
@@ -133,7 +133,12 @@ class ConstraintCompiler:
             raise ConfigError(f"GenerationConfig.{field} has half of a character: {error.reason}.") from error
         if matcher.is_error():
             raise ConfigError(f"GenerationConfig.{field} cannot be taken: {_reason(matcher)}")
-        return Constraint(matcher, words.vocab_size)
+        constraint = Constraint(matcher, words.vocab_size)
+        try:
+            constraint.look_ahead(np.zeros(0, np.int64))
+        except GenerationError as error:
+            raise ConfigError(f"GenerationConfig.{field} cannot be taken: there is no text that fits it.") from error
+        return constraint
 
     def prepare(self) -> None:
         """Pay what the first constrained text would: nothing else of the program runs meanwhile."""

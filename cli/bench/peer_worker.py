@@ -12,7 +12,9 @@ to stderr.
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -319,14 +321,28 @@ def main() -> None:
     leave_own_folder()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    asked: SimpleQueue[str] = SimpleQueue()
+    is_ready = threading.Event()
+    threading.Thread(target=listen, args=(asked, is_ready), daemon=True).start()
     try:
         runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
     except Exception as error:  # of whatever runtime
         sys.exit(f"{options.runtime} cannot load {options.model}: {type(error).__name__}: {error}")
+    is_ready.set()
     print(json.dumps({"ready": True, "versions": runtime.versions()}), file=answers, flush=True)
+    while line := asked.get():
+        print(json.dumps(answer_to(runtime, json.loads(line))), file=answers, flush=True)
+
+
+def listen(asked: "SimpleQueue[str]", is_ready: threading.Event) -> None:
+    """Hand on what is asked, behind the last an empty line; nobody waits for a model any more once the input ends."""
     for line in sys.stdin:
-        words = json.loads(line)
-        print(json.dumps(answer_to(runtime, words)), file=answers, flush=True)
+        asked.put(line)
+    if not is_ready.is_set():
+        if sys.platform != "win32" and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # what it started, too
+        os._exit(1)
+    asked.put("")
 
 
 def answer_to(runtime: Runtime, words: dict[str, Any]) -> dict[str, Any]:

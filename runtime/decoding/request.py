@@ -209,8 +209,8 @@ class Request:
 
     @property
     def num_windows(self) -> int | None:
-        """Steps that verified one; None where none was wanted."""
-        return None if self.windows is None else sum(step.num_window > 0 for step in self.steps)
+        """Steps that verified one; None where none was wanted, or the text was over before there could be one."""
+        return None if self.windows is None or len(self.steps) <= 2 else sum(step.num_window > 0 for step in self.steps)
 
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts.

@@ -361,5 +361,6 @@ def test_options_that_do_not_fit_this_pair_are_refused(pair: Path) -> None:
     with pytest.raises(ConfigError, match="400 candidates were asked for; this vocabulary has 320 tokens"):
         _export(pair, num_draft_candidates=400)
     (pair / "out.mirror").mkdir()
+    (pair / "out.mirror" / "manifest.json").touch()
     with pytest.raises(ExportError, match="exists already; choose another name, or replace it with `--overwrite`"):
         _export(pair)

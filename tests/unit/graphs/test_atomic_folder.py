@@ -48,9 +48,17 @@ def test_a_killed_export_leaves_no_bundle_and_the_next_one_cleans_up(tmp_path: P
 def test_an_existing_folder_is_not_replaced_unasked(tmp_path: Path) -> None:
     final = tmp_path / "out.mirror"
     final.mkdir()
-    with pytest.raises(ExportError, match=r"out\.mirror exists already"), atomic_folder(final, overwrite=False):
-        pass
-    with pytest.raises(ExportError, match="exists and is not a bundle"), atomic_folder(final, overwrite=True):
+    for overwrite in (False, True):
+        with (
+            pytest.raises(ExportError, match="is not a bundle, so it is never"),
+            atomic_folder(final, overwrite=overwrite),
+        ):
+            pass
+    (final / "manifest.json").write_text("{}")
+    with (
+        pytest.raises(ExportError, match=r"out\.mirror exists already; .*--overwrite"),
+        atomic_folder(final, overwrite=False),
+    ):
         pass
 
 

@@ -61,6 +61,15 @@ def test_what_is_packed_is_whole(bundle: Path, tmp_path: Path, own_cache: Path, 
     assert not (tmp_path / "out").exists() and not (tmp_path / "a.zip").exists()
 
 
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar"])
+def test_no_folder_is_named_like_another_archive(
+    name: str, bundle: Path, tmp_path: Path, own_cache: Path, capsys: Printed
+) -> None:
+    assert run(["pack", str(bundle), "-o", str(tmp_path / "out" / name)]) == 2
+    assert "another kind of archive" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_output_in_the_bundle_is_refused(bundle: Path, own_cache: Path, capsys: Printed) -> None:
     before = files_in(bundle)
     assert run(["pack", str(bundle), "-o", str(bundle / "a.zip")]) == 2

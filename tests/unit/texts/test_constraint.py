@@ -113,6 +113,7 @@ def test_a_choice_is_the_best_of_what_may_come(compiler: ConstraintCompiler, sam
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"regex": "yes[^\\x00-\\x{10FFFF}]"}, "GenerationConfig.regex cannot be taken: there is no text that fits it"),
         ({"regex": "(["}, "GenerationConfig.regex cannot be taken: .*invalid regex"),
         ({"grammar": "start: missing"}, "GenerationConfig.grammar cannot be taken: .*unknown name"),
         ({"json_schema": {"type": "nonsense"}}, "GenerationConfig.json_schema cannot be taken: .*nonsense"),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -132,6 +134,36 @@ def test_what_a_hanging_peer_started_is_killed_with_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "_END_S", 0.2)
     hanging.close()
     assert is_soon_gone(child)
+
+
+LOADING = """
+import subprocess, sys, time
+from pathlib import Path
+from mirrorsd.cli.bench import peer_worker
+
+def load(model, *others):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(model).write_text(str(child.pid))
+    time.sleep(60)
+
+peer_worker.RUNTIMES["openvino-genai"] = load
+sys.argv[1:] = ["openvino-genai", sys.argv[1]]
+peer_worker.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
+def test_a_peer_that_loads_for_nobody_any_more_ends_with_what_it_started(tmp_path: Path) -> None:
+    noted = tmp_path / "child"
+    words = [sys.executable, "-c", LOADING, str(noted)]
+    loading = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not (noted.exists() and noted.read_text(encoding="utf-8")):
+        assert loading.poll() is None
+        time.sleep(0.05)
+    assert loading.stdin is not None
+    loading.stdin.close()  # as where `bench` was killed
+    assert loading.wait(30) == -signal.SIGKILL
+    assert is_soon_gone(int(noted.read_text(encoding="utf-8")))
 
 
 def is_soon_gone(pid: int) -> bool:
