@@ -9,11 +9,12 @@ from math import inf
 from operator import itemgetter
 from threading import get_ident
 from time import perf_counter, sleep
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import MOST_SEATED
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.session import MirrorSession
@@ -24,13 +25,13 @@ from mirrorsd.texts.config import CancelToken
 class _Asked:
     """What a session was taken for, on which thread, and until when that is about to be read."""
 
-    def __init__(self, tokens: NDArray[np.int64]) -> None:
-        self.tokens = tokens[:-1]  # the last one is the first step's
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.prompt = np.array(prompt, dtype=np.int64)
         self.thread, self.begins_until = get_ident(), inf
 
     def common_prefix(self, tokens: NDArray[np.int64]) -> int:
-        """How many leading tokens of a prompt are about to be read."""
-        return longest_common_prefix(self.tokens, tokens) if perf_counter() < self.begins_until else 0
+        """How many leading tokens of a prompt are about to be read: not the last one, which is the first step's."""
+        return longest_common_prefix(self.prompt[:-1], tokens) if perf_counter() < self.begins_until else 0
 
 
 class Seats:
@@ -52,11 +53,12 @@ class Seats:
     def __init__(self, open_session: Callable[[], MirrorSession], num_seats: int, bytes_per_seat: int) -> None:
         """Open all sessions."""
         self.num_seats, self.bytes_per_seat = num_seats, bytes_per_seat
-        self._free: list[MirrorSession] = [open_session() for _ in range(num_seats)]  # used longest ago first
-        self._sessions = list(self._free)
-        self._worth: dict[MirrorSession, int] = dict.fromkeys(self._sessions, 0)
+        self._sessions = [open_session() for _ in range(num_seats)]
+        self._worth = dict.fromkeys(self._sessions, (0, 0.0))  # and when they were used
         self._last_worth = 0  # of the last conversation that was let go
-        self._asked: dict[MirrorSession, _Asked] = {}  # in the order in which they were taken
+        # In the order in which they were taken. An interrupt may fall between any two lines of those who take and give
+        # back: what nobody holds any more is free all the same.
+        self._asked: WeakValueDictionary[MirrorSession, _Asked] = WeakValueDictionary()
         self._can_share, self._process = self._sessions[0].follow(self._sessions[-1], 0), os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -64,7 +66,7 @@ class Seats:
     @property
     def num_free(self) -> int:
         """Sessions that nobody has taken."""
-        return len(self._free)
+        return self.num_seats - len(self._asked)
 
     @contextmanager
     def take(
@@ -75,26 +77,29 @@ class Seats:
         Args:
             token_ids: what will be read (`MirrorPipeline.encode`).
             timeout_s: how long to wait for a free one, and for what another one is reading; 0: not at all, None: for
-                as long as it takes.
+                as long as it takes. What is copied waits for the pass that the target is at.
             cancel: ends the waiting.
 
         Raises:
             Cancelled: `cancel` says so.
-            GenerationError: the sessions are closed, or another process's.
+            GenerationError: the sessions are closed, or another process's; or these are no ids.
             TimeoutError: all are taken.
         """
-        tokens, cancel = np.asarray(token_ids, dtype=np.int64), cancel or CancelToken()
+        asked, cancel = _Asked(self._sessions[0].encode(token_ids=token_ids)), cancel or CancelToken()
         until = inf if timeout_s is None else perf_counter() + timeout_s
-        session = self._take(tokens, until, cancel)
         try:
-            self._share(session, tokens, until, cancel)
+            with self._lock:
+                while not (free := self._free()):
+                    if perf_counter() >= until:
+                        raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in time.")
+                    self._changed.wait(min(until - perf_counter(), LOOK_S))
+                    cancel.check()
+                session = self._best(free, asked.prompt)
+                self._asked[session] = asked
+            self._share(session, asked, until, cancel)
             yield session
         finally:
-            with self._lock:
-                self._free.append(session)
-                self._asked.pop(session, None)
-                self._worth[session] = self._last_worth + session.num_cached_tokens
-                self._changed.notify()
+            self._give_back(asked)
 
     def close(self) -> None:
         """Close all sessions, those that are taken too."""
@@ -103,20 +108,22 @@ class Seats:
         for session in self._sessions:
             session.close()
 
-    def _take(self, tokens: NDArray[np.int64], until: float, cancel: CancelToken) -> MirrorSession:
-        with self._lock:
-            while not self._free:
-                if perf_counter() >= until:
-                    raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in time.")
-                self._changed.wait(min(until - perf_counter(), LOOK_S))
-                cancel.check()
-            session = self._best(tokens)
-            self._free.remove(session)
-            self._asked[session] = _Asked(tokens)
-            return session
+    def _free(self) -> list[MirrorSession]:
+        """Sessions that may be taken."""
+        if all(session.is_closed for session in self._sessions):
+            raise GenerationError("These seats are closed: load the bundle again, or open new ones.")
+        return [one for one in self._sessions if not (one in self._asked or one.is_closed)]
 
-    def _share(self, session: MirrorSession, tokens: NDArray[np.int64], until: float, cancel: CancelToken) -> None:
+    def _give_back(self, asked: _Asked) -> None:
+        with self._lock:
+            for session in [one for one, known in self._asked.items() if known is asked]:
+                self._worth[session] = self._last_worth + session.num_cached_tokens, perf_counter()
+                del self._asked[session]
+            self._changed.notify()
+
+    def _share(self, session: MirrorSession, asked: _Asked, until: float, cancel: CancelToken) -> None:
         """Let a session have what another one has cached of a prompt, or will have, if that saves a part of it."""
+        tokens = asked.prompt
         if self._can_share and os.getpid() == self._process:  # nobody reads on in a fork
             while perf_counter() < until and self._is_coming(session, tokens):
                 sleep(LOOK_S)
@@ -127,28 +134,25 @@ class Seats:
             if num_common >= session.common_prefix(tokens) + MOST_SEATED:
                 with suppress(DeviceError):  # then it is read
                     session.follow(found, num_common)
-        self._asked[session].begins_until = perf_counter() + GRACE_S
+        asked.begins_until = perf_counter() + GRACE_S
 
     def _is_coming(self, session: MirrorSession, tokens: NDArray[np.int64]) -> bool:
         """Whether one that was taken before reads more of these tokens than any has cached, or is about to."""
         least = max(other.common_prefix(tokens) for other in self._sessions) + MOST_SEATED
         with self._lock:
-            others = [one for one in self._asked.items() if one[0] is not session]
-            before = list(takewhile(lambda one: one[0] is not session, self._asked.items()))
+            taken = list(self._asked.items())
+        before = list(takewhile(lambda one: one[0] is not session, taken))
         coming = (
             max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens)) for other, asked in before
         )
-        return all(asked.thread != get_ident() for _, asked in others) and any(found >= least for found in coming)
+        is_alone_here = sum(asked.thread == get_ident() for _, asked in taken) == 1
+        return is_alone_here and any(found >= least for found in coming)
 
-    def _best(self, tokens: NDArray[np.int64]) -> MirrorSession:
-        known = [session for session in self._free if session.num_cached_tokens]
-        if known:
-            best = max(known, key=lambda session: session.common_prefix(tokens))
-            if 2 * best.common_prefix(tokens) >= best.num_cached_tokens:
-                return best
-        unused = [session for session in self._free if not session.num_cached_tokens]
-        if unused:
-            return unused[0]
-        found = min(self._free, key=self._worth.__getitem__)
-        self._last_worth = self._worth[found]
+    def _best(self, free: Sequence[MirrorSession], tokens: NDArray[np.int64]) -> MirrorSession:
+        best = max(free, key=lambda session: session.common_prefix(tokens))
+        if 2 * best.common_prefix(tokens) >= max(best.num_cached_tokens, 1):
+            return best
+        found = min(free, key=lambda session: (session.num_cached_tokens > 0, self._worth[session]))
+        if found.num_cached_tokens:
+            self._last_worth = self._worth[found][0]
         return found

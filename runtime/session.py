@@ -49,12 +49,7 @@ class MirrorSession:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        reader: RequestReader,
-        manifest: Manifest,
-        speculations: Speculations,
-        layout: Layout,
+        self, engine: Engine, reader: RequestReader, manifest: Manifest, speculations: Speculations, layout: Layout
     ) -> None:
         self._engine, self._reader, self._manifest = engine, reader, manifest
         self._speculations, self._layout = speculations, layout
@@ -106,8 +101,7 @@ class MirrorSession:
         read on. Of two threads that read it at once the second gets a `GenerationError`, and the first its chunk.
         """
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
-        request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
-        return self._begin(request)
+        return self._begin(self._request(settings, self._reader.read(prompt, messages, token_ids, settings)))
 
     def _begin(self, request: Request) -> ChunkStream[Chunk]:
         return ChunkStream(self._stream(request), request.cancel)
@@ -125,7 +119,6 @@ class MirrorSession:
         """Several answers to one prompt, which is read once: the `i`-th is what its own seed alone would give.
 
         They are written at once where conversations share the target's passes, by sessions that this one keeps for it.
-
         Sampled answers have the seeds `nth_seed(seed, i)`; greedy ones are all the same.
 
         Raises:
@@ -316,6 +309,11 @@ class MirrorSession:
             request.cancel()
         self._turns.wake()
         self._seat.terminate()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self._turns.is_closed
 
     def close(self) -> None:
         """Stop, and release this session's caches. Streams that were left half-read end with an error if read on."""

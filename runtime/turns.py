@@ -41,6 +41,9 @@ class Turns:
     A request keeps its turn from its first step to its end; others wait in the order they came. Between two steps of a
     stream, though, its reader may never come back. Whoever waits then takes the turn: at once on the thread that read
     the stream, else after `GRACE_S`. The stream may go on later, once it has its turn again.
+
+    Attributes:
+        is_closed: whether nobody is given a turn any more.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class Turns:
         self._holder: TurnTaker | None = None
         self._thread = 0
         self._left_at: float | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def take(self, taker: TurnTaker) -> bool:
         """Wait for the caches, until `pause`; True if nobody has had them since this taker's last turn.
@@ -105,7 +108,7 @@ class Turns:
     def close(self) -> None:
         """Let nobody have a turn any more. A step that is under way goes on to its end; see `wait_until_free`."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             self._changed.notify_all()
 
     def wait_until_free(self, timeout_s: float) -> bool:
@@ -145,7 +148,7 @@ class Turns:
 
     def _check(self, taker: TurnTaker) -> None:
         taker.raise_if_unwanted()
-        if self._is_closed:
+        if self.is_closed:
             raise GenerationError("This session is closed: load the bundle again, or open a new session.")
 
 

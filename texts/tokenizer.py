@@ -213,12 +213,12 @@ def _read_templates(files: Mapping[str, Path]) -> "ChatTemplate":
 
 
 def read_ids(token_ids: object, vocab_size: int, name: str = "token_ids") -> list[int]:
-    """Check token ids: a list, tuple or one-dimensional array of whole numbers.
+    """Check token ids: a list, tuple, range or one-dimensional array of whole numbers.
 
     Raises:
         GenerationError: something else, or an id that the vocabulary does not have.
     """
-    is_list = isinstance(token_ids, list | tuple) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1)
+    is_list = isinstance(token_ids, list | tuple | range) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1)
     if not is_list:
         raise GenerationError(
             f"{name} is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."

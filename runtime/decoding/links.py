@@ -137,7 +137,9 @@ class TargetLink:
             ledger=request.ledger,
             with_logits=request.chooser.filters or request.chooser.needs_logits,
             on_start=on_start,
-            on_exit=on_exit if len(rows) == 1 + len(window) else _of_rows(on_exit, num_again, stop),
+            on_exit=on_exit
+            if on_exit is None or len(rows) == 1 + len(window)
+            else lambda guesses: on_exit(guesses.rows(num_again, stop)),
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
             parents=pass_parents(num_again, stop, siblings) if len(siblings.tokens) else None,
         )
@@ -217,13 +219,6 @@ class TargetLink:
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
-
-
-def _of_rows(
-    on_exit: Callable[[ExitGuesses], None] | None, start: int, stop: int
-) -> Callable[[ExitGuesses], None] | None:
-    """Hear exits of rows `start .. stop - 1` alone."""
-    return None if on_exit is None else lambda guesses: on_exit(guesses.rows(start, stop))
 
 
 class DraftLink:

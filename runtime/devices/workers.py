@@ -151,7 +151,8 @@ class DeviceWorker(Worker):
             try:
                 with self.jobs.lock:
                     self._check_open()
-                    is_busy = self.has_pending() or self.turn.locked() or self._is_awaiting_others(owner)
+                    is_awaited = self.company is not None and self.company.seconds_to_wait((owner,)) > 0
+                    is_busy = self.has_pending() or self.turn.locked() or is_awaited
                     if self._is_lent and not is_busy:
                         self.loan = loan
                         self._arrives(job, owner)
@@ -306,9 +307,6 @@ class DeviceWorker(Worker):
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
             self.company.arrives(owner)
-
-    def _is_awaiting_others(self, owner: object) -> bool:
-        return self.company is not None and self.company.seconds_to_wait((owner,)) > 0
 
     def _ask_for_company(self, job: object) -> None:
         if self.on_company is not None and isinstance(job, TargetPass):

@@ -129,6 +129,23 @@ def test_rows_of_several_make_whole_groups_together(checkpoint: Checkpoint, tmp_
     assert all(np.array_equal(output.logits, alone) for output in outputs[1:])
 
 
+def test_a_whole_group_fits_behind_a_window_at_the_contexts_end_whoever_is_beside_it(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Of eight and nine rows the shorter pass has one more, beyond the context."""
+    session = open_session(checkpoint, tmp_path, threads=1, precision="int8", block_size=128)
+    batch, reader, start = session._model.open_batch(2), session._model.new_session(), session.context - 8
+    assert batch is not None
+    text = np.arange(session.context) % 50
+    session.prefill(text[:start], 0, ledger=Ledger())
+    last = TargetPass(session=session, tokens=text[start:], start=start, ledger=Ledger(), with_logits=True)
+    read = TargetPass(session=reader, tokens=text[:9], start=0, ledger=Ledger(), with_logits=None)
+    logits = batch.run([last, read])[0].logits
+    assert logits is not None
+    assert np.array_equal(logits, session.logits(text[start:], start))
+    assert np.array_equal(reader.logits(text[9:12], 9), session.logits(text[:12], 0)[9:])
+
+
 def test_every_bit_of_heads_that_are_added_up_in_parts_is_the_same_whoever_is_beside_it(
     make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,8 +205,10 @@ class OnnxBatch(TargetBatch):
         fewest_tokens: texts with no more are not attended together: but for one, they take turns.
     """
 
-    def __init__(self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int) -> None:
-        """Open the packed stages of a model beside its own ones, `files`.
+    def __init__(
+        self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int, row_group: int
+    ) -> None:
+        """Open the packed stages of a model beside its own ones, `files`; `row_group` is that of its sessions.
 
         Raises:
             DeviceError: there is no room, or ONNX Runtime does not take them.
@@ -231,7 +233,8 @@ class OnnxBatch(TargetBatch):
         (heads,) = kinds
         self._slots = Slots(num_tables, at_each, heads, self.fewest_tokens, most_tokens, entry.spare_rows)
         self._buffers = RowBuffers(device.place, LONGEST_WINDOW + 1)
-        self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, self._slots.num_attended(MOST_SEATED)))
+        most_rows = self._slots.num_attended(MOST_SEATED + row_group - 1)
+        self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, most_rows))
         self._spare = new_caches(entry, device.place, 1 + entry.spare_rows)
         self._running: SharedRun | None = None
         self._bound = self._nothing_bound()

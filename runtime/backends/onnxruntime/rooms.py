@@ -112,6 +112,3 @@ def moved(caches: Caches, into: Caches, rows: range) -> None:
     for source, copied in places.values():
         if copied.data_ptr() != source.data_ptr():
             copied.numpy()[:, :, rows.start : rows.stop] = source.numpy()[:, :, rows.start : rows.stop]
-
-
-__all__ = ["Caches", "Places", "Room", "Rooms", "moved", "new_caches"]

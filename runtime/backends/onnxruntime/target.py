@@ -116,7 +116,7 @@ class OnnxTargetModel(TargetModel):
         try:
             with ExitStack() as closing_all:
                 sessions = [closing_all.enter_context(closing(self.new_session())) for _ in range(2)]
-                batch = OnnxBatch(self, self.segments, num_slots)
+                batch = OnnxBatch(self, self.segments, num_slots, sessions[0].row_group)
                 for session in sessions:
                     closing_all.callback(batch.leave, session)
                 if not is_as_alone(batch, sessions, self.entry.shape.vocab_size):

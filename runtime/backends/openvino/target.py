@@ -63,7 +63,7 @@ class OpenVinoTargetModel:
 
     def describe(self) -> str:
         """One line for `pipe.placement`, with the devices that the graphs really use."""
-        devices = sorted({device for _, compiled in self.segments for device in _devices(compiled)})
+        devices = sorted({str(one) for _, model in self.segments for one in model.get_property("EXECUTION_DEVICES")})
         elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
         return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s){elsewhere}"
 
@@ -240,10 +240,6 @@ def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacemen
             f"OpenVINO could not load {path.name} on {device}: {str(error).strip()} Choose another device map "
             "(`mirrorsd devices`), or export the bundle again."
         ) from error
-
-
-def _devices(compiled: ov.CompiledModel) -> list[str]:
-    return [str(device) for device in compiled.get_property("EXECUTION_DEVICES")]
 
 
 def _failures_of(stage: str) -> AbstractContextManager[None]:
