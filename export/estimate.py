@@ -42,18 +42,30 @@ counts beside."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportEstimate:
-    """Bytes of the bundle and of memory at the peak; seconds from .. to, by the disk and the processor."""
+    """Bytes of the bundle and of memory at the peak; seconds from .. to, by the disk and the processor.
+
+    Attributes:
+        work_bytes: most that is on the disk while it works, if that is more than the bundle.
+    """
 
     bundle_bytes: int
     memory_bytes: int
     seconds: tuple[float, float]
+    work_bytes: int = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that is on the disk at a time."""
+        return max(self.bundle_bytes, self.work_bytes)
 
     def __str__(self) -> str:
         """In a sentence's words."""
         first, last = (max(1, round(seconds / 60)) for seconds in self.seconds)
         minutes = f"{first} minute{'s' if first > 1 else ''}" if first == last else f"{first} to {last} minutes"
         disk, memory = readable_bytes(self.bundle_bytes), readable_bytes(self.memory_bytes)
-        return f"about {disk} of disk, {memory} of memory, {minutes}"
+        meanwhile = readable_bytes(self.disk_bytes)
+        most = f" ({meanwhile} while it works)" if meanwhile != disk else ""
+        return f"about {disk} of disk{most}, {memory} of memory, {minutes}"
 
 
 def estimate_export(target: Path, draft: Path, options: ExportOptions) -> ExportEstimate:
@@ -63,6 +75,7 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         ExportError: a checkpoint is missing, damaged or not supported.
     """
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+    from mirrorsd.export.verify.quality import FITTED_WINDOWS, RANGE_WINDOWS, WINDOW_ROWS
     from mirrorsd.export.weights.gguf_tensors import bundle_bytes
     from mirrorsd.families.registry import FAMILIES
 
@@ -77,11 +90,34 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         has_integers=options.may_have_integer_products and not has_experts,
     )
     files = {tensor.path for tensor in of_target.tensors.values()} if of_target.gguf is not None else ()
+    bundle = found.bundle_bytes + _second_form(of_target.config, options)
+    inputs = 0
+    if options.rounding == "gptq":
+        inputs = inputs_bytes(of_target.config, FITTED_WINDOWS * WINDOW_ROWS)
+    elif options.may_have_integer_products and not has_experts:
+        inputs = inputs_bytes(of_target.config, RANGE_WINDOWS * WINDOW_ROWS)
+    # Integers are chosen, and their inputs dropped, before anything is written; a draft passes through float32.
+    passing = 4 * of_draft.source.num_parameters
+    beside = bundle + inputs if options.rounding == "gptq" else max(bundle, inputs)
     return replace(
         found,
-        bundle_bytes=found.bundle_bytes + _second_form(of_target.config, options),
+        bundle_bytes=bundle,
+        work_bytes=max(beside, passing),
         memory_bytes=found.memory_bytes + sum(file.stat().st_size for file in files),
     )
+
+
+def inputs_bytes(config: Mapping[str, Any], num_rows: int) -> int:
+    """What the inputs of a model's products take on the disk, of so many rows in 16 bits.
+
+    A layer has four of them: of queries, keys and values, of the attention's output, of gate and up, of down.
+
+    >>> inputs_bytes({"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1024}, 3072) / 1e6
+    80.216064
+    """
+    width = int(config.get("hidden_size", 0))
+    inner = int(config.get("intermediate_size") or 4 * width)
+    return 2 * num_rows * int(config.get("num_hidden_layers", 0)) * (3 * width + inner)
 
 
 def _second_form(config: Mapping[str, Any], options: ExportOptions) -> int:
@@ -142,9 +178,9 @@ def running_bytes(target_parameters: int, draft_parameters: int, precision: str,
 def shortages(estimate: ExportEstimate, output: Path, free_memory: int | None) -> list[str]:
     """What there is too little of, in words; empty where all fits."""
     found = []
-    place = next(folder for folder in output.resolve().parents if folder.exists())
+    place = next(folder for folder in (output.resolve() / "new").parents if folder.is_dir())
     free = shutil.disk_usage(place).free
-    if free < estimate.bundle_bytes:
+    if free < estimate.disk_bytes:
         found.append(f"only {readable_bytes(free)} are free in {place}")
     if free_memory is not None and free_memory < estimate.memory_bytes:
         found.append(f"only {readable_bytes(free_memory)} of memory are free, so it may be slow or end early")

@@ -15,6 +15,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.folder_lock import FolderLock
 
+_NOTHING_FREE = 1 << 20
+"""Bytes: what a file system says that is left of a full one, give or take a block or two."""
+
 
 @contextmanager
 def atomic_folder(
@@ -39,6 +42,9 @@ def atomic_folder(
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
         ConfigError: Another process is writing `final`.
     """
+    final = final if final.name else final.absolute()
+    if not final.name:
+        raise ExportError(f"{final} cannot be a bundle: give the name of a folder in it")
     partial = final.with_name(f".{final.name}.partial")
     try:
         lock = FolderLock(final.with_name(f".{final.name}.lock"), f"export to {final.name}")
@@ -58,13 +64,20 @@ def atomic_folder(
         _put_in_place(partial, final)
     except BaseException as error:
         is_refusal = isinstance(error, ExportError | ConfigError)
+        is_full = isinstance(error, OSError) and _is_full(error, final.parent)
         if not (is_refusal and goes_on(partial)):
             shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if is_full:
             raise ExportError(f"no space left beside {final}; nothing was written. Free some and try again") from error
         raise
     finally:
         lock.release()
+
+
+def _is_full(error: OSError, place: Path) -> bool:
+    """Whether the disk was full; numpy does not say why an array was written in part."""
+    is_in_part = error.errno is None and shutil.disk_usage(place).free < _NOTHING_FREE
+    return is_in_part or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_space(folder: Path, num_bytes: int) -> None:

@@ -8,17 +8,20 @@ A bundle's folder is named after the bundle and its manifest, so that it is foun
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import platformdirs
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.whole_file import write_whole
 
 VARIABLE = "MIRRORSD_CACHE"
@@ -27,6 +30,7 @@ MOST_BYTES = 2 << 30
 COMPILED = "compiled"
 _FETCHED = "bundles"
 _CHECKED, _TUNED = "checked-*.json", "tuned-*.json"
+_log = logging.getLogger("mirrorsd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +85,31 @@ def folder_of(bundle: Path) -> Path:
     return cache_folder() / f"{root.name}-{digest[:12]}"
 
 
+def check_writable(bundle: Path) -> None:
+    """Refuse to begin what would be kept about this bundle in the end, where nothing can be.
+
+    Raises:
+        ConfigError: its folder cannot be made or written.
+        OSError: the bundle's manifest cannot be read.
+    """
+    folder = folder_of(bundle)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"What is kept about bundles cannot be written into {folder.parent} ({error.strerror}): {VARIABLE} names "
+            "another folder."
+        ) from error
+
+
 def remember_check(bundle: Path, seal: dict[str, object]) -> None:
     """Keep that a bundle at this path was found whole, and forget the one that was there before.
 
-    A place that cannot be written only costs the hashing at the next load.
+    A place that cannot be written only costs time, at each load; that is said once.
     """
-    with suppress(OSError):
+    try:
         path = _check_path(bundle)
         for former in cache_folder().glob(f"*/{path.name}"):
             if former.parent != path.parent:
@@ -94,6 +117,16 @@ def remember_check(bundle: Path, seal: dict[str, object]) -> None:
                 _forget_unless_elsewhere(former.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"bundle": str(bundle.resolve()), **seal}).encode())
+    except OSError as error:
+        _say_once(f"{cache_folder()}", error.strerror)
+
+
+@cache
+def _say_once(folder: str, reason: str | None) -> None:
+    _log.warning(
+        "nothing can be kept in %s (%s), so each load checks files and compiles drafts anew; %s names another folder",
+        *(folder, reason, VARIABLE),
+    )
 
 
 def passed_check(bundle: Path, seal: dict[str, object]) -> bool:

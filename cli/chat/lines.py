@@ -10,6 +10,7 @@ import typer
 
 from mirrorsd.cli.chat.listening import unseen_keys
 from mirrorsd.cli.input.requests import without_line_end
+from mirrorsd.cli.output.console import note
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def edited_lines(words: Sequence[str], toolbar: Callable[[], str]) -> Iterator[s
         toolbar: says what stands under the line.
 
     Raises:
-        ConfigError: prompt_toolkit is not installed, or the history cannot be kept.
+        ConfigError: prompt_toolkit is not installed.
     """
     session = _editor(words, toolbar)
     with unseen_keys():
@@ -56,7 +57,7 @@ def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[
         from prompt_toolkit import PromptSession
         from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
         from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     except ImportError as error:
         raise ConfigError(
@@ -69,8 +70,13 @@ def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    try:
+        history: FileHistory | InMemoryHistory = FileHistory(str(history_file()))
+    except ConfigError as error:
+        note(f"warning: {error}", "yellow")
+        history = InMemoryHistory()
     return PromptSession(
-        history=FileHistory(str(history_file())),
+        history=history,
         auto_suggest=AutoSuggestFromHistory(),
         completer=WordCompleter(list(words), sentence=True),
         complete_while_typing=False,

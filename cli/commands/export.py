@@ -11,7 +11,7 @@ from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_che
 from mirrorsd.cli.commands.inspect import compared_words, precision_line, quality_line
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.given_text import given_text
-from mirrorsd.cli.output.console import note, print_json, show_share
+from mirrorsd.cli.output.console import as_word, note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.graphs.manifest import FOR_PROCESSORS, IN_ROWS
@@ -323,7 +323,7 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
     if manifest.quality:
         lines.append(f"against fp32: {quality_line(manifest.quality)}")
     verdict = f": {quality_verdict(manifest.quality)}" if manifest.quality else ""
-    return [*lines, f"wrote {output}{verdict}", f'next: mirrorsd generate {output} "Once upon a time"']
+    return [*lines, f"wrote {output}{verdict}", f'next: mirrorsd generate {as_word(output)} "Once upon a time"']
 
 
 def quality_verdict(quality: "QualityEntry") -> str:

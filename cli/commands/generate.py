@@ -10,7 +10,7 @@ import typer
 from mirrorsd.cli.commands.loading import check_fits, open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.requests import Request, check_writable, has_chat_template, read_request
-from mirrorsd.cli.output.console import note, print_json
+from mirrorsd.cli.output.console import as_word, note, print_json
 from mirrorsd.cli.output.failures import as_typed
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.graphs.errors import ConfigError
@@ -80,7 +80,7 @@ def open_chat(bundle: Path, **asked: Any) -> None:
     try:
         command = import_module("mirrorsd.cli.commands.chat")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"No prompt. Give PROMPT, or open a conversation: mirrorsd chat {bundle}") from error
+        raise ConfigError(f"No prompt. Give PROMPT, or open a conversation: mirrorsd chat {as_word(bundle)}") from error
     command.chat(bundle, **asked)
 
 

@@ -16,11 +16,13 @@ from mirrorsd.cli.output.console import Advance, note, print_json, progress
 from mirrorsd.cli.output.failures import EXIT_CANCELLED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c, first_ctrl_c_cancels
 from mirrorsd.cli.output.tune_report import print_contests, print_parts, verdict
+from mirrorsd.graphs.user_cache import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mirrorsd import MirrorPipeline
+    from mirrorsd.machine.tuning.search import Found
 
 
 class OnTheConsole:
@@ -66,6 +68,7 @@ def tune(
     from mirrorsd.machine.tuning.search import NUM_TEXTS, document, find_settings
 
     started = perf_counter()
+    check_writable(bundle)
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, spread(questions, NUM_TEXTS))
     cancel = CancelToken()
@@ -79,12 +82,19 @@ def tune(
         listener=OnTheConsole(partial(first_ctrl_c_cancels, cancel)),
     )
     end_on_ctrl_c()
-    tuned = found.tuned
-    path = tuned.write(bundle)
+    path = found.tuned.write(bundle)
     seconds = perf_counter() - started
     if as_json:
         print_json({"seconds": round(seconds, 1), **document(found)})
-        return
+    else:
+        tell(found, path, seconds, show_all=show_all)
+    if cancel.is_cancelled:
+        raise typer.Exit(EXIT_CANCELLED)
+
+
+def tell(found: "Found", path: Path, seconds: float, *, show_all: bool) -> None:
+    """Print who won, and what is kept in `path`."""
+    tuned = found.tuned
     for kind, contests in found.contests.items():
         print(verdict(kind, contests) if contests else f"{kind} texts: there was no time to measure any")
     if show_all:
@@ -94,6 +104,6 @@ def tune(
                 print_contests(f"{kind} texts", contests)
     step = f"predicted {tuned.predicted_step_ms} ms a step, measured {tuned.measured_step_ms} ms"
     what = step if tuned.is_tuned else "what passes and rounds take"
+    if tuned.is_tuned and not any(found.contests.values()):
+        what = f"what an earlier run had found, {step}"
     print(f"kept in {path}: layout {tuned.layout}; {what}. Took {seconds:.0f} s.")
-    if cancel.is_cancelled:
-        raise typer.Exit(EXIT_CANCELLED)

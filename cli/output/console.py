@@ -2,9 +2,12 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from subprocess import list2cmdline
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +37,15 @@ class ReportShare(Protocol):
 
     def __call__(self, stage: str, fraction: float) -> None:
         """Show it."""
+
+
+def as_word(path: Path) -> str:
+    """A path as a shell reads it as one word.
+
+    >>> as_word(Path("my bundle.mirror"))
+    "'my bundle.mirror'"
+    """
+    return list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
 
 
 def print_json(document: Mapping[str, object]) -> None:

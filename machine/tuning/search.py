@@ -107,7 +107,7 @@ class Found:
     Attributes:
         parts: the times of the parts, by layout.
         contests: who decoded how fast, fastest first, for greedy and for sampled texts; what was not reached is not in.
-        tuned: the winner.
+        tuned: the winner, or what an earlier run had found where there was no time for any.
     """
 
     parts: dict[str, PartTimes]
@@ -160,7 +160,8 @@ def find_settings(
             contests[kind] = _finals(kind, pipes, ones, texts, configs[kind], allowed, tell)
         card = next(iter(pipes.values())).device_map
         learned = {layout: learned_of(pipe.engine.known) for layout, pipe in pipes.items()}
-    return Found(parts=parts, contests=contests, tuned=_summary(bundle, card, contests, scores, parts, learned))
+    tuned = _summary(bundle, card, contests, scores, parts, learned)
+    return Found(parts=parts, contests=contests, tuned=_with_former(tuned, Tuned.read(bundle, card)))
 
 
 def _load(stack: ExitStack, bundle: Path, device_map: str, tell: Listener) -> Pipes:
@@ -319,6 +320,18 @@ def _summary(
             given |= {"predicted_step_ms": round(best.predicted_step_ms, 3), "measured_step_ms": round(best.step_ms, 3)}
         measured = replace(measured, **given)
     return measured
+
+
+def _with_former(tuned: Tuned, former: Tuned | None) -> Tuned:
+    """What an earlier run had found where there was no time for it in this one."""
+    if former is None or (tuned.is_tuned and former.layout != tuned.layout):
+        return tuned
+    if not tuned.is_tuned:
+        return former if former.is_tuned else tuned
+    if tuned.sampled_speculation:
+        return tuned
+    sampled = {name: value for name, value in asdict(former).items() if name.startswith("sampled_")}
+    return replace(tuned, **sampled)
 
 
 def _best_by_method(contests: list[Contest], figure: str) -> dict[str, float]:

@@ -144,6 +144,40 @@ def test_tuning_that_is_stopped_has_the_times_at_least(own_bundle: Path) -> None
         assert "speculation: defaults of cpu" in pipe.placement
 
 
+def test_tuning_that_is_stopped_keeps_what_an_earlier_run_had_found(own_bundle: Path) -> None:
+    former = tuned_for(own_bundle, speculation={"gamma": 3}, sampled_speculation={"gamma": 2}, layout="shared")
+    former.write(own_bundle)
+    found = stopped(own_bundle, "recording")
+    assert (found.contests, found.tuned) == ({"greedy": [], "sampled": []}, former)
+    new = replace(former, speculation={"gamma": 4}, sampled_speculation={})
+    assert search._with_former(new, former) == replace(new, sampled_speculation={"gamma": 2})
+    assert search._with_former(new, replace(former, layout="apart")) == new, "of another layout"
+    assert search._with_former(new, None) == new
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_tuning_that_was_stopped_says_so_by_its_status(
+    own_bundle: Path, form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(*_: object, cancel: CancelToken, **__: object) -> Found:
+        cancel.cancel()
+        return Found(parts={}, contests={"greedy": []}, tuned=tuned_for(own_bundle))
+
+    monkeypatch.setattr(search, "find_settings", find)
+    assert run(["tune", str(own_bundle), *form]) == 130
+    assert ("greedy_contests" if form else "no time to measure any") in capsys.readouterr().out
+
+
+def test_nothing_is_measured_where_nothing_can_be_kept(
+    own_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(search, "find_settings", None)
+    assert run(["tune", str(own_bundle)]) == 2
+    assert "MIRRORSD_CACHE names another folder" in capsys.readouterr().err
+
+
 def test_tuning_that_is_stopped_before_anything_was_measured_ends_at_once(own_bundle: Path) -> None:
     with pytest.raises(Cancelled):
         stopped(own_bundle, "begun")

@@ -7,7 +7,7 @@ import typer
 
 from mirrorsd.cli.commands.sharing.card import UNKNOWN, card_text, licence_of
 from mirrorsd.cli.input import options
-from mirrorsd.cli.output.console import note
+from mirrorsd.cli.output.console import as_word, note
 from mirrorsd.graphs.bundle_files import read_bundle
 
 
@@ -37,4 +37,4 @@ def pack(
         print(f"mirrorsd chat https://.../{place.name}#sha256={sha256_of(place)}")
     else:
         note(f"wrote {place}, {readable_bytes(num_bytes)}; read {place}/README.md, then")
-        print(f"mirrorsd push {place} OWNER/{name}")
+        print(f"mirrorsd push {as_word(place)} OWNER/{name}")

@@ -65,6 +65,13 @@ def test_it_reads_as_a_sentence() -> None:
     assert str(ExportEstimate(bundle_bytes=0, memory_bytes=0, seconds=(20.0, 40.0))).endswith(", 1 minute")
 
 
+def test_what_is_on_the_disk_meanwhile_is_said_and_asked_for(tmp_path: Path) -> None:
+    estimate = ExportEstimate(bundle_bytes=25_000_000, memory_bytes=1, seconds=(1.0, 1.0), work_bytes=1 << 60)
+    assert str(estimate).startswith("about 25 MB of disk (1152921504.6 GB while it works), ")
+    assert shortages(estimate, tmp_path / "out.mirror", 1 << 30)
+    assert shortages(estimate, Path("/"), 1 << 30)
+
+
 def test_what_there_is_too_little_of_is_said(tmp_path: Path) -> None:
     huge = ExportEstimate(bundle_bytes=1 << 60, memory_bytes=1 << 40, seconds=(1.0, 2.0))
     disk, memory = shortages(huge, tmp_path / "new" / "out.mirror", 1 << 30)

@@ -8,6 +8,7 @@ import pytest
 
 from mirrorsd.graphs import user_cache
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import COMPILED, cache_folder, clear, folder_of, keeping_nothing, list_kept, make_room
 
 
@@ -30,6 +31,23 @@ def keep(bundle: Path, num_bytes: int = 100, *, age: int = 0) -> Path:
 
 def another(bundle: Path, name: str) -> Path:
     return shutil.copytree(bundle, bundle.parent / name)
+
+
+def test_a_place_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "b.mirror").mkdir()
+    (tmp_path / "b.mirror" / "manifest.json").write_text("{}")
+    monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        user_cache.remember_check(tmp_path / "b.mirror", {})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"nothing can be kept in {tmp_path / 'file'} (Not a directory), so each load checks files and compiles drafts "
+        "anew; MIRRORSD_CACHE names another folder"
+    ]
+    with pytest.raises(ConfigError, match=r"cannot be written into .*MIRRORSD_CACHE names another folder"):
+        user_cache.check_writable(tmp_path / "b.mirror")
 
 
 def test_a_variable_names_another_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
+from mirrorsd.cli.chat import lines
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
 from mirrorsd.cli.chat.chat import Chat
 from mirrorsd.cli.chat.conversation import Conversation
@@ -200,3 +204,14 @@ def test_taking_back_a_turn_keeps_those_before_it() -> None:
         talked.answer(f"a{number}")
     assert talked.take_back() == "q2"
     assert [message["content"] for message in talked.messages] == ["q0", "a0", "q1", "a1"]
+
+
+def test_a_history_that_cannot_be_kept_keeps_nobody_from_chatting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(lines.typer, "get_app_dir", lambda _: str(tmp_path / "file" / "mirrorsd"))
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("hello\r")
+        assert next(lines.edited_lines(["/help"], lambda: "")) == "hello"
+    assert "what is typed cannot be kept there" in capsys.readouterr().err
