@@ -20,6 +20,13 @@ from made_once import folder_of_the_run
 _AS_EVER: list[Any] = []
 LEAST_WEIGHT = 32
 """Numbers of a tensor."""
+OF_WHOLE_MODELS = {
+    *("architectures", "bos_token_id", "eos_token_id", "initializer_range", "max_position_embeddings"),
+    *("num_hidden_layers", "pad_token_id", "tie_word_embeddings", "vocab_size"),
+    *("head_rank", "head_tokens", "shares_embedding"),
+    "context",
+}
+"""Fields that no layer reads while it runs, but for a window the context: sizes are in the shapes of weights, too."""
 FULL_COLLECTION = 40
 """Collections of younger objects between two of all; with Python's 10 those took 4 % of an export, as graphs stay."""
 NUM_LENGTH_TEXTS = 2
@@ -43,7 +50,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         from torch.onnx import ONNXProgram
 
         tables, weights = tables_of(module), weights_of(module)
-        with without(tables):
+        with without(tables), without_what_no_layer_reads(module):
             key = digest_of(module, contract, without_numbers=weights.values())
         if key is None:
             return trace(module, contract)
@@ -146,6 +153,25 @@ def without(tables: Tables) -> Iterator[None]:
     finally:
         for owner, name, table in tables.values():
             owner._buffers[name] = table
+
+
+@contextmanager
+def without_what_no_layer_reads(module: Any) -> Iterator[None]:
+    """Leave out what says something of a whole model, so that layers of several have one graph."""
+    parts = [*module.modules()]
+    configs = (getattr(part, "config", None) for part in parts)
+    owners = {id(config): config for config in configs if hasattr(config, "__dict__")}
+    if all(getattr(part, "sliding_window", None) is None for part in parts):
+        owners |= {id(part): part for part in parts if hasattr(part, "context")}
+    kept = [(vars(owner), {**vars(owner)}) for owner in owners.values()]
+    for fields, _ in kept:
+        for name in fields.keys() & OF_WHOLE_MODELS:
+            fields[name] = None
+    try:
+        yield
+    finally:
+        for fields, before in kept:
+            fields.update(before)
 
 
 def weights_of(module: Any) -> dict[str, Any]:
