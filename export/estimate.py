@@ -112,12 +112,21 @@ def inputs_bytes(config: Mapping[str, Any], num_rows: int) -> int:
 
     A layer has four of them: of queries, keys and values, of the attention's output, of gate and up, of down.
 
-    >>> inputs_bytes({"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1024}, 3072) / 1e6
-    80.216064
+    >>> sizes = {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
+    >>> inputs_bytes(sizes | {"num_attention_heads": 16, "head_dim": 128}, 8192) / 1e9
+    3.288334336
     """
-    width = int(config.get("hidden_size", 0))
-    inner = int(config.get("intermediate_size") or 4 * width)
-    return 2 * num_rows * int(config.get("num_hidden_layers", 0)) * (3 * width + inner)
+    width = _largest(config, "hidden_size", 0)
+    inner = _largest(config, "intermediate_size", 4 * width)
+    heads = _largest(config, "num_attention_heads", 0)
+    attended = heads * _largest(config, "head_dim", width // max(heads, 1))
+    return 2 * num_rows * _largest(config, "num_hidden_layers", 0) * (2 * width + attended + inner)
+
+
+def _largest(config: Mapping[str, Any], name: str, default: int) -> int:
+    """A field; where there is one for each layer, the largest."""
+    found = config.get(name) or default
+    return int(max(found) if isinstance(found, list) else found)
 
 
 def _second_form(config: Mapping[str, Any], options: ExportOptions) -> int:

@@ -76,8 +76,9 @@ def atomic_folder(
 
 def _is_full(error: OSError, place: Path) -> bool:
     """Whether the disk was full; numpy does not say why an array was written in part."""
-    is_in_part = error.errno is None and shutil.disk_usage(place).free < _NOTHING_FREE
-    return is_in_part or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return place.is_dir() and shutil.disk_usage(place).free < _NOTHING_FREE
 
 
 def check_space(folder: Path, num_bytes: int) -> None:

@@ -109,12 +109,14 @@ def remember_check(bundle: Path, seal: dict[str, object]) -> None:
 
     A place that cannot be written only costs time, at each load; that is said once.
     """
-    try:
+    with suppress(OSError):  # another process may be at the same
         path = _check_path(bundle)
         for former in cache_folder().glob(f"*/{path.name}"):
             if former.parent != path.parent:
                 former.unlink()
                 _forget_unless_elsewhere(former.parent)
+    try:
+        path = _check_path(bundle)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"bundle": str(bundle.resolve()), **seal}).encode())
     except OSError as error:

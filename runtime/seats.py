@@ -4,9 +4,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from math import inf
 from operator import itemgetter
+from reprlib import repr as shortened
 from threading import get_ident
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary
@@ -23,11 +23,14 @@ from mirrorsd.texts.config import CancelToken
 
 
 class _Asked:
-    """What a session was taken for, on which thread, and until when that is about to be read."""
+    """What a session was taken for, when, on which thread, and until when that is about to be read."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.prompt = np.array(prompt, dtype=np.int64)
-        self.thread, self.begins_until = get_ident(), inf
+        found = np.asarray(prompt)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise GenerationError(f"token_ids is {shortened(prompt)}; allowed: a list of whole numbers.")
+        self.prompt, self.thread = found.astype(np.int64), get_ident()
+        self.taken_at = self.begins_until = inf
 
     def common_prefix(self, tokens: NDArray[np.int64]) -> int:
         """How many leading tokens of a prompt are about to be read: not the last one, which is the first step's."""
@@ -56,8 +59,8 @@ class Seats:
         self._sessions = [open_session() for _ in range(num_seats)]
         self._worth = dict.fromkeys(self._sessions, (0, 0.0))  # and when they were used
         self._last_worth = 0  # of the last conversation that was let go
-        # In the order in which they were taken. An interrupt may fall between any two lines of those who take and give
-        # back: what nobody holds any more is free all the same.
+        # An interrupt may fall between any two lines of those who take and give back: what nobody holds any more is
+        # free all the same. Nobody goes through it: garbage that is collected meanwhile may give a seat back.
         self._asked: WeakValueDictionary[MirrorSession, _Asked] = WeakValueDictionary()
         self._can_share, self._process = self._sessions[0].follow(self._sessions[-1], 0), os.getpid()
         self._lock = threading.RLock()
@@ -85,7 +88,7 @@ class Seats:
             GenerationError: the sessions are closed, or another process's; or these are no ids.
             TimeoutError: all are taken.
         """
-        asked, cancel = _Asked(self._sessions[0].encode(token_ids=token_ids)), cancel or CancelToken()
+        asked, cancel = _Asked(token_ids), cancel or CancelToken()
         until = inf if timeout_s is None else perf_counter() + timeout_s
         try:
             with self._lock:
@@ -95,6 +98,7 @@ class Seats:
                     self._changed.wait(min(until - perf_counter(), LOOK_S))
                     cancel.check()
                 session = self._best(free, asked.prompt)
+                asked.taken_at = perf_counter()
                 self._asked[session] = asked
             self._share(session, asked, until, cancel)
             yield session
@@ -116,7 +120,7 @@ class Seats:
 
     def _give_back(self, asked: _Asked) -> None:
         with self._lock:
-            for session in [one for one, known in self._asked.items() if known is asked]:
+            for session in [one for one in self._sessions if self._asked.get(one) is asked]:
                 self._worth[session] = self._last_worth + session.num_cached_tokens, perf_counter()
                 del self._asked[session]
             self._changed.notify()
@@ -140,16 +144,18 @@ class Seats:
         """Whether one that was taken before reads more of these tokens than any has cached, or is about to."""
         least = max(other.common_prefix(tokens) for other in self._sessions) + MOST_SEATED
         with self._lock:
-            taken = list(self._asked.items())
-        before = list(takewhile(lambda one: one[0] is not session, taken))
+            taken = {other: asked for other in self._sessions if (asked := self._asked.get(other)) is not None}
+        own = taken.pop(session)
         coming = (
-            max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens)) for other, asked in before
+            max(other.common_prefix(tokens, is_read=False), asked.common_prefix(tokens))
+            for other, asked in taken.items()
+            if asked.taken_at < own.taken_at
         )
-        is_alone_here = sum(asked.thread == get_ident() for _, asked in taken) == 1
+        is_alone_here = all(asked.thread != get_ident() for asked in taken.values())
         return is_alone_here and any(found >= least for found in coming)
 
     def _best(self, free: Sequence[MirrorSession], tokens: NDArray[np.int64]) -> MirrorSession:
-        best = max(free, key=lambda session: session.common_prefix(tokens))
+        best = max(free, key=lambda session: (session.common_prefix(tokens), -self._worth[session][1]))
         if 2 * best.common_prefix(tokens) >= max(best.num_cached_tokens, 1):
             return best
         found = min(free, key=lambda session: (session.num_cached_tokens > 0, self._worth[session]))

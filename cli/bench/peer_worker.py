@@ -338,7 +338,7 @@ def listen(asked: "SimpleQueue[str]", is_ready: threading.Event) -> None:
     """Hand on what is asked, behind the last an empty line; nobody waits for a model any more once the input ends."""
     for line in sys.stdin:
         asked.put(line)
-    if not is_ready.is_set():
+    if not is_ready.is_set() and asked.empty():
         if sys.platform != "win32" and os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)  # what it started, too
         os._exit(1)

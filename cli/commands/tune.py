@@ -16,6 +16,7 @@ from mirrorsd.cli.output.console import Advance, note, print_json, progress
 from mirrorsd.cli.output.failures import EXIT_CANCELLED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c, first_ctrl_c_cancels
 from mirrorsd.cli.output.tune_report import print_contests, print_parts, verdict
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.user_cache import check_writable
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ def tune(
     from mirrorsd.machine.tuning.search import NUM_TEXTS, document, find_settings
 
     started = perf_counter()
-    check_writable(bundle)
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, spread(questions, NUM_TEXTS))
+    read_bundle(bundle)
+    check_writable(bundle)
     cancel = CancelToken()
     found = find_settings(
         bundle,

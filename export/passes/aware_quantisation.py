@@ -26,6 +26,7 @@ from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.lazy_weight import Pack, first_name
 from mirrorsd.families.narrow_products import multiplies_bfloat16
+from mirrorsd.graphs.atomic_folder import check_space
 
 Array = npt.NDArray[Any]
 
@@ -115,7 +116,9 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
         source = given[0]
         if not latest or latest[0][0] is not source:
             path = folder / f"{len(inputs.files)}.npy"
-            np.save(path, source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).half().numpy())
+            rows = source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).half().numpy()
+            check_space(folder.parent, rows.nbytes)
+            np.save(path, rows)
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]
         if any(source is normed for normed in from_norm):

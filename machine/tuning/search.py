@@ -8,7 +8,7 @@ recordings (`recorder`), what is shown of it (`cli`).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -324,14 +324,18 @@ def _summary(
 
 def _with_former(tuned: Tuned, former: Tuned | None) -> Tuned:
     """What an earlier run had found where there was no time for it in this one."""
-    if former is None or (tuned.is_tuned and former.layout != tuned.layout):
+    is_greedy, is_sampled = tuned.is_tuned, bool(tuned.sampled_speculation)
+    if former is None or not (former.is_tuned or former.sampled_speculation):
         return tuned
-    if not tuned.is_tuned:
-        return former if former.is_tuned else tuned
-    if tuned.sampled_speculation:
+    if not (is_greedy or is_sampled):
+        return former
+    if former.layout != tuned.layout:
         return tuned
-    sampled = {name: value for name, value in asdict(former).items() if name.startswith("sampled_")}
-    return replace(tuned, **sampled)
+    of_texts = {
+        field.name for field in fields(tuned) if field.name.endswith(("speculation", "_second", "_step", "_ms"))
+    }
+    kept = {name for name in of_texts - {"target_ms"} if not (is_sampled if name.startswith("sampled_") else is_greedy)}
+    return replace(tuned, **{name: getattr(former, name) for name in kept})
 
 
 def _best_by_method(contests: list[Contest], figure: str) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Seats are given back and end whatever comes in between: an interrupt at any line, ids that are none, closing."""
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from mirrorsd import GenerationError, MirrorPipeline
 from mirrorsd.runtime import seats as seats_module
 
 MOST_LINES = 400
-WITHIN = ("__enter__", "__exit__", "items", "__contains__", "__setitem__", "__delitem__")
+WITHIN = ("__enter__", "__exit__", "get", "__contains__", "__setitem__", "__delitem__")
 """Functions of others that `Seats.take` is in, or calls."""
 
 
@@ -41,8 +42,23 @@ class InterruptedAt:
             self._left -= 1
             if not self._left:
                 self.place = f"{code.co_name}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
+                self.reached()
         return self
+
+    def reached(self) -> None:
+        raise KeyboardInterrupt
+
+
+class CollectedAt(InterruptedAt):
+    """Garbage is collected there instead."""
+
+    def __init__(self, number: int, garbage: list[Any]) -> None:
+        super().__init__(number)
+        self._garbage: list[list[Any]] = [garbage]
+
+    def reached(self) -> None:
+        self._garbage.clear()
+        gc.collect()
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -73,12 +89,46 @@ def test_an_interrupt_at_any_line_leaves_all_seats_free(pipe: MirrorPipeline, is
     assert {"take", "_free", "_best", "_share", "_give_back"} <= {*places}
 
 
-@pytest.mark.parametrize("ids", [5, np.int64(3), "abc", None, [1.5], [[1, 2], [3, 4]], [-1], [10**9]])
+@pytest.mark.parametrize("ids", [5, np.int64(3), "abc", None, [1.5], [True], [[1, 2], [3, 4]], [10**30]])
 def test_what_is_no_prompt_takes_no_seat(pipe: MirrorPipeline, ids: Any) -> None:
     seats = pipe.seats(1)
     with pytest.raises(GenerationError, match="token_ids"), seats.take(ids):
         pass
     assert seats.num_free == 1
+    seats.close()
+
+
+def test_of_conversations_that_are_alike_the_one_used_longest_ago_makes_room(pipe: MirrorPipeline) -> None:
+    beginning = pipe.encode("The old heron of the dark river")
+    texts = [[*beginning, *[80 + number] * 4] for number in range(4)]
+    seats = pipe.seats(3)
+    for number in (0, 1, 2, 0):
+        with seats.take(texts[number]) as session:
+            session.generate(token_ids=texts[number], max_new_tokens=1)
+    with seats.take(texts[3]) as session:
+        assert session.cached_token_ids[: len(texts[1])] == texts[1]
+    seats.close()
+
+
+def test_a_seat_that_garbage_gives_back_disturbs_nobody(pipe: MirrorPipeline) -> None:
+    """As a `with` block that is left in a cycle of references, collected at any line of another one."""
+    ids, seats = pipe.encode("The fox"), pipe.seats(2)
+    for number in range(1, MOST_LINES):
+        left = [seats.take(ids)]
+        left[0].__enter__()
+        left.append(left)  # type: ignore[arg-type]
+        collected = CollectedAt(number, left)
+        del left
+        traced = sys.gettrace()
+        try:
+            sys.settrace(collected)
+            with seats.take(ids):
+                pass
+        finally:
+            sys.settrace(traced)
+        if not collected.place:
+            break
+        assert seats.num_free == 2, collected.place
     seats.close()
 
 

@@ -153,6 +153,8 @@ def test_tuning_that_is_stopped_keeps_what_an_earlier_run_had_found(own_bundle: 
     assert search._with_former(new, former) == replace(new, sampled_speculation={"gamma": 2})
     assert search._with_former(new, replace(former, layout="apart")) == new, "of another layout"
     assert search._with_former(new, None) == new
+    sampled = replace(former, speculation={}, sampled_speculation={"gamma": 5}, predicted_step_ms=0.0)
+    assert search._with_former(sampled, former) == replace(former, sampled_speculation={"gamma": 5})
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -174,6 +176,8 @@ def test_nothing_is_measured_where_nothing_can_be_kept(
     (tmp_path / "file").touch()
     monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(search, "find_settings", None)
+    assert run(["tune", str(own_bundle.with_name("nowhere"))]) == 3
+    assert "is not a folder" in capsys.readouterr().err
     assert run(["tune", str(own_bundle)]) == 2
     assert "MIRRORSD_CACHE names another folder" in capsys.readouterr().err
 

@@ -42,10 +42,9 @@ def test_a_place_that_cannot_be_written_is_said_once(
     monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "file"))
     for _ in range(2):
         user_cache.remember_check(tmp_path / "b.mirror", {})
-    assert [record.getMessage() for record in caplog.records] == [
-        f"nothing can be kept in {tmp_path / 'file'} (Not a directory), so each load checks files and compiles drafts "
-        "anew; MIRRORSD_CACHE names another folder"
-    ]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(f"nothing can be kept in {tmp_path / 'file'} (")
+    assert said.endswith("compiles drafts anew; MIRRORSD_CACHE names another folder")
     with pytest.raises(ConfigError, match=r"cannot be written into .*MIRRORSD_CACHE names another folder"):
         user_cache.check_writable(tmp_path / "b.mirror")
 

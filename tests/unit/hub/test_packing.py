@@ -61,7 +61,7 @@ def test_what_is_packed_is_whole(bundle: Path, tmp_path: Path, own_cache: Path, 
     assert not (tmp_path / "out").exists() and not (tmp_path / "a.zip").exists()
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar"])
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar", "a.ZIP", "a.7z"])
 def test_no_folder_is_named_like_another_archive(
     name: str, bundle: Path, tmp_path: Path, own_cache: Path, capsys: Printed
 ) -> None:
