@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -102,11 +103,11 @@ def test_of_conversations_that_are_alike_the_one_used_longest_ago_makes_room(pip
     beginning = pipe.encode("The old heron of the dark river")
     texts = [[*beginning, *[80 + number] * 4] for number in range(4)]
     seats = pipe.seats(3)
-    for number in (0, 1, 2, 0):
-        with seats.take(texts[number]) as session:
-            session.generate(token_ids=texts[number], max_new_tokens=1)
+    with ExitStack() as stack:
+        for text in texts[:3]:
+            stack.enter_context(seats.take(text)).generate(token_ids=text, max_new_tokens=1)
     with seats.take(texts[3]) as session:
-        assert session.cached_token_ids[: len(texts[1])] == texts[1]
+        assert session.cached_token_ids[: len(texts[2])] == texts[2], "it was given back first"
     seats.close()
 
 
