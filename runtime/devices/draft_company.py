@@ -49,21 +49,21 @@ class DraftCompany:
         self.rounds = rounds
         # Both know it once it is open: who keeps them decides when all are freed.
         self._worker: DeviceWorker = weakref.proxy(worker)
-        self._target: DeviceWorker | None = None if target is None else weakref.proxy(target)
+        self._target: Callable[[], DeviceWorker | None] = (lambda: None) if target is None else weakref.ref(target)
         self._drafters: frozenset[object] = frozenset()
 
     def open(self) -> None:
         """Have it done so from now on."""
         self._worker.doing = self._do
-        if self._target is not None:
-            self._target.doing = partial(self._do_of_target, self._target)
+        if (target := self._target()) is not None:
+            target.doing = partial(self._do_of_target, weakref.proxy(target))
 
     @staticmethod
     def _do_of_target(target: DeviceWorker, entry: Entry) -> None:
         _do_in_turn(target, target, partial(target.with_others, entry), target.do_together)
 
     def _do(self, entry: Entry) -> None:
-        turns = self._target if self._target is not None and _is_waited_for(entry) else self._worker
+        turns = target if (target := self._target()) is not None and _is_waited_for(entry) else self._worker
         _do_in_turn(self._worker, turns, partial(self.with_others, entry), self._do_together)
 
     def with_others(self, entry: Entry) -> list[Entry]:
@@ -117,7 +117,7 @@ class DraftCompany:
         entry.ticket.finish(result, failure)
 
     def _is_over(self, entry: Entry, owner: object, change: int) -> None:
-        company = None if self._target is None else self._target.company
+        company = None if (target := self._target()) is None else target.company
         if company is not None and _is_waited_for(entry):
             company.is_coming(owner)
         self._worker.jobs.count(owner, change)

@@ -279,6 +279,20 @@ def test_who_is_lent_the_target_does_not_wait_for_a_draft_that_hangs(
     assert target.close()
 
 
+def test_a_draft_that_waits_for_its_turn_ends_though_the_target_is_gone(table: Table) -> None:
+    target = DeviceWorker("target")
+    table.share(target)
+    with target.turn:
+        ticket = table.worker.submit(AskedJob(lambda: "over"), "b")
+        sleep(0.1)
+        target.end()
+        target._thread.join()
+        del target
+        gc.collect()
+    assert ticket.wait(5)
+    assert ticket.result() == "over"
+
+
 def test_a_worker_that_is_closed_is_freed_at_once() -> None:
     table = Table()
     table.share(target := DeviceWorker("target"))
