@@ -64,7 +64,7 @@ class ExportEstimate:
         minutes = f"{first} minute{'s' if first > 1 else ''}" if first == last else f"{first} to {last} minutes"
         disk, memory = readable_bytes(self.bundle_bytes), readable_bytes(self.memory_bytes)
         meanwhile = readable_bytes(self.disk_bytes)
-        most = f" ({meanwhile} while it works)" if meanwhile != disk else ""
+        most = f" (up to {meanwhile} while it works)" if meanwhile != disk else ""
         return f"about {disk} of disk{most}, {memory} of memory, {minutes}"
 
 

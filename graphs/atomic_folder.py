@@ -15,9 +15,6 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.folder_lock import FolderLock
 
-_NOTHING_FREE = 1 << 20
-"""Bytes: what a file system says that is left of a full one, give or take a block or two."""
-
 
 @contextmanager
 def atomic_folder(
@@ -64,21 +61,13 @@ def atomic_folder(
         _put_in_place(partial, final)
     except BaseException as error:
         is_refusal = isinstance(error, ExportError | ConfigError)
-        is_full = isinstance(error, OSError) and _is_full(error, final.parent)
         if not (is_refusal and goes_on(partial)):
             shutil.rmtree(partial, ignore_errors=True)
-        if is_full:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ExportError(f"no space left beside {final}; nothing was written. Free some and try again") from error
         raise
     finally:
         lock.release()
-
-
-def _is_full(error: OSError, place: Path) -> bool:
-    """Whether the disk was full; numpy does not say why an array was written in part."""
-    if error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return place.is_dir() and shutil.disk_usage(place).free < _NOTHING_FREE
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
@@ -90,8 +79,8 @@ def check_space(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ExportError(
-            f"not enough space in {folder.parent}: {num_bytes / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; "
-            "nothing was written. Free some, or write the bundle elsewhere"
+            f"not enough space in {folder.parent}: {num_bytes / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are "
+            "free; nothing was written. Free some, or write the bundle elsewhere"
         )
 
 

@@ -42,8 +42,8 @@ class ReportShare(Protocol):
 def as_word(path: Path) -> str:
     """A path as a shell reads it as one word.
 
-    >>> as_word(Path("my bundle.mirror"))
-    "'my bundle.mirror'"
+    >>> as_word(Path("my bundle.mirror"))[1:-1]
+    'my bundle.mirror'
     """
     return list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
 

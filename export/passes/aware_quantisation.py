@@ -117,7 +117,7 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
         if not latest or latest[0][0] is not source:
             path = folder / f"{len(inputs.files)}.npy"
             rows = source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).half().numpy()
-            check_space(folder.parent, rows.nbytes)
+            check_space(folder.parent, rows.nbytes)  # numpy does not say why an array was written in part
             np.save(path, rows)
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,6 @@ from waiting import wait_until
 from mirrorsd import GenerationError, MirrorPipeline
 from mirrorsd.runtime import seats as seats_module
 
-MOST_LINES = 400
 WITHIN = ("__enter__", "__exit__", "get", "__contains__", "__setitem__", "__delitem__")
 """Functions of others that `Seats.take` is in, or calls."""
 
@@ -66,7 +66,7 @@ class CollectedAt(InterruptedAt):
 def test_an_interrupt_at_any_line_leaves_all_seats_free(pipe: MirrorPipeline, is_known: bool) -> None:
     """Also where a seat is being given back; `is_known`: another one has cached the beginning, which is copied."""
     ids, places = pipe.encode("Once upon a time there was a fox who lived at the edge of a dark forest"), list[str]()
-    for number in range(1, MOST_LINES):
+    for number in count(1):
         seats, interrupted = pipe.seats(2), InterruptedAt(number)
         if is_known:
             with seats.take(ids) as session:
@@ -114,7 +114,7 @@ def test_of_conversations_that_are_alike_the_one_used_longest_ago_makes_room(pip
 def test_a_seat_that_garbage_gives_back_disturbs_nobody(pipe: MirrorPipeline) -> None:
     """As a `with` block that is left in a cycle of references, collected at any line of another one."""
     ids, seats = pipe.encode("The fox"), pipe.seats(2)
-    for number in range(1, MOST_LINES):
+    for number in count(1):
         left = [seats.take(ids)]
         left[0].__enter__()
         left.append(left)  # type: ignore[arg-type]

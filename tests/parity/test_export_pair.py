@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -350,6 +351,18 @@ def test_damaged_files_beside_the_weights_are_refused(pair: Path) -> None:
     save_file({"x": np.ones(3, np.float32)}, pair / "target" / "exit_adapters.safetensors", {"format": "other"})
     with pytest.raises(ExportError, match="has format 'other'; this mirrorsd reads 'mirrorsd-exit-1'"):
         _export(pair)
+    assert _left(pair) == {"target", "draft"}
+
+
+@pytest.mark.filterwarnings("ignore:module forward hook")  # PyTorch says so of any error behind a hook
+def test_a_disk_that_is_full_of_the_inputs_of_products_is_said_to_be(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1 << 40, 0]
+    monkeypatch.setattr("mirrorsd.graphs.atomic_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=free.pop(0)))
+    with pytest.raises(ExportError, match=r"MB are needed, 0\.0 MB are free; nothing was written"):
+        _export(pair, precision="int8", products="integer")
+    assert not free
     assert _left(pair) == {"target", "draft"}
 
 

@@ -67,7 +67,7 @@ def test_it_reads_as_a_sentence() -> None:
 
 def test_what_is_on_the_disk_meanwhile_is_said_and_asked_for(tmp_path: Path) -> None:
     estimate = ExportEstimate(bundle_bytes=25_000_000, memory_bytes=1, seconds=(1.0, 1.0), work_bytes=1 << 60)
-    assert str(estimate).startswith("about 25 MB of disk (1152921504.6 GB while it works), ")
+    assert str(estimate).startswith("about 25 MB of disk (up to 1152921504.6 GB while it works), ")
     assert shortages(estimate, tmp_path / "out.mirror", 1 << 30)
     assert shortages(estimate, Path("/"), 1 << 30)
 

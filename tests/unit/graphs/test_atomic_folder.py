@@ -2,11 +2,9 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mirrorsd.graphs import atomic_folder as atomic_folder_module
 from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
@@ -122,16 +120,6 @@ def test_the_folder_that_one_is_in_is_no_bundle(name: str, tmp_path: Path, monke
     with pytest.raises(ExportError, match="cannot be a bundle"), atomic_folder(Path("/"), overwrite=True):
         pass
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
-
-
-def test_an_array_that_is_written_in_part_means_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As numpy says it: without the system's reason."""
-    free = [0, 1 << 40]
-    monkeypatch.setattr(atomic_folder_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=free.pop(0)))
-    for kind, words in ((ExportError, "no space left"), (OSError, "2752512 requested")):
-        with pytest.raises(kind, match=words), atomic_folder(tmp_path / "out.mirror", overwrite=False):
-            raise OSError("2752512 requested and 2572224 written")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_only_the_same_export_goes_on(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path) -> None:
     check_space(tmp_path, 1000)
     with pytest.raises(
-        ExportError, match=r"not enough space in .*: 1000000000\.00 GB are needed, \d+\.\d\d GB are free"
+        ExportError, match=r"not enough space in .*: 1,000,000,000,000\.0 MB are needed, [\d,]+\.\d MB are free"
     ):
         check_space(tmp_path, 10**18)
 
