@@ -143,7 +143,7 @@ def write_checkpoint(folder: Path, size: str, sizes: dict[str, Any]) -> None:
     common = {"vocab_size": VOCABULARY[size], "max_position_embeddings": 4096, "eos_token_id": 0, "bos_token_id": None}
     config = AutoConfig.for_model(**({"model_type": "llama"} | common | sizes), dtype="bfloat16")
     with torch.device("meta"):
-        fused: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        fused: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         network = with_separate_experts(fused)
     generator = torch.Generator().manual_seed(1)
     shard: dict[str, torch.Tensor] = {}

@@ -157,7 +157,7 @@ def _built(config: Mapping[str, Any], checkpoint: Checkpoint, dtype: torch.dtype
 
 def _network(entries: dict[str, Any], dtype: torch.dtype) -> Any:
     config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
-    network = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return with_separate_experts(fit_head(network))
 
 

@@ -65,7 +65,7 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
     """Load a model whose head Hugging Face's class does not have."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        network = fit_head(AutoModelForCausalLM.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
+        network = fit_head(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
         if getattr(network.config, SHARES_EMBEDDING, False) and embedding is not None:
             tensors[EMBEDDING] = embedding.detach().float().cpu()

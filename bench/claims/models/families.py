@@ -97,7 +97,7 @@ def write_checkpoint(folder: Path, family: str, *, seed: int) -> None:
     kind: Any = CONFIG_MAPPING[family]
     known = kind().to_dict()
     config = kind(**{name: size for name, size in SMALL.items() if name in known}, **TOKEN_IDS)
-    network: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    network: Any = AutoModelForCausalLM.from_config(config)
     randomise(network)
     network.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
