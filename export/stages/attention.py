@@ -1,6 +1,7 @@
 """The two attention functions that Hugging Face's layers call while a stage is exported.
 
-Owns: how attention is written in the graphs, and the objects that carry a cache through an HF layer.
+Owns: how attention is written in the graphs, and the objects that carry a cache through an HF layer: as `stage_cache`,
+a name that no layer of HF has.
 Does not own: the layers, rotary positions, or which layers a stage has.
 """
 
@@ -54,7 +55,7 @@ def gqa_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    cache: SharedCache,
+    stage_cache: SharedCache,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -69,7 +70,7 @@ def gqa_attention(
         value: `[1, kvh, S, hd]`.
         attention_mask: Unused, attention is causal behind `seqlens_k`.
         scaling: Factor on the scores.
-        cache: Where past keys and values come from and present ones go.
+        stage_cache: Where past keys and values come from and present ones go.
         sliding_window: Rows that a row sees, itself included; None for all before it.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
         s_aux: A sink `[heads]`: a score of each head that takes its share and gives nothing; None for none.
@@ -78,14 +79,14 @@ def gqa_attention(
         `[1, S, heads, hd]` and None (HF's place for attention weights).
     """
     num_heads, num_rows, head_dim = query.shape[1:]
-    past_key, past_value = cache.past
+    past_key, past_value = stage_cache.past
     attributes: dict[str, Any] = {
         "num_heads": num_heads,
         "kv_num_heads": key.shape[1],
         "scale": float(scaling),
         "do_rotary": 0,
     }
-    if sliding_window is not None and sliding_window < cache.context:
+    if sliding_window is not None and sliding_window < stage_cache.context:
         attributes["local_window_size"] = sliding_window
     if softcap is not None:
         attributes["softcap"] = softcap
@@ -93,13 +94,13 @@ def gqa_attention(
     sink = () if s_aux is None else (*(None,) * _BEFORE_SINK, s_aux)
     attended, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        (*rows, past_key, past_value, cache.seqlens_k, cache.total_length, *sink),
+        (*rows, past_key, past_value, stage_cache.seqlens_k, stage_cache.total_length, *sink),
         attributes,
         dtypes=(query.dtype,) * 3,
         shapes=((1, num_rows, num_heads * head_dim), past_key.shape, past_value.shape),
         version=1,
     )
-    cache.present = (present_key, present_value)
+    stage_cache.present = (present_key, present_value)
     return attended.reshape(1, num_rows, num_heads, head_dim), None
 
 
@@ -114,7 +115,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    cache: TreeCache,
+    stage_cache: TreeCache,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -128,16 +129,16 @@ def tree_attention(
         query: `[1, heads, T, hd]`, already rotated.
         key: `[1, kvh, T, hd]`, already rotated.
         value: `[1, kvh, T, hd]`.
-        attention_mask: Unused, `cache.bias` says who sees whom.
+        attention_mask: Unused, `stage_cache.bias` says who sees whom.
         scaling: Factor on the scores.
-        cache: Past keys and values, and where this pass's own ones go.
+        stage_cache: Past keys and values, and where this pass's own ones go.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
 
     Returns:
         `[1, T, heads, hd]` and None.
     """
-    past_key, past_value = cache.past
-    cache.new = (key, value)
+    past_key, past_value = stage_cache.past
+    stage_cache.new = (key, value)
     kv_heads, num_rows, head_dim = key.shape[1:]
     num_heads, capacity = query.shape[1], past_key.shape[2]
     grouped = (query * scaling).reshape(1, kv_heads, num_heads // kv_heads * num_rows, head_dim)
@@ -146,7 +147,7 @@ def tree_attention(
     scores = torch.cat((over_cache, over_rows), dim=-1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = torch.softmax(scores + cache.bias, dim=-1)
+    weights = torch.softmax(scores + stage_cache.bias, dim=-1)
     attended = weights[..., :capacity] @ past_value + weights[..., capacity:] @ value
     return attended.reshape(1, num_heads, num_rows, head_dim).transpose(1, 2), None
 

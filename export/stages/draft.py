@@ -32,7 +32,7 @@ class DraftLayer(nn.Module):
         """Run the layer; inputs and outputs are those of `layer_contract`, in its order."""
         given = dict(zip(self.input_names, inputs, strict=True))
         cache = TreeCache((given[names.past_key(ANY)], given[names.past_value(ANY)]), given[names.DRAFT_MASK])
-        return (self.layer(**layer_inputs(given), cache=cache), *cache.new)
+        return (self.layer(**layer_inputs(given), stage_cache=cache), *cache.new)
 
 
 class DraftStage(nn.Module):

@@ -67,17 +67,17 @@ def recurrent(mixer: Mixer) -> Iterator[None]:
         del mixer.module.forward
 
 
-def _mix(mixer: Mixer, hidden_states: Tensor, *, cache: LayerState, **_: Any) -> Tensor:
+def _mix(mixer: Mixer, hidden_states: Tensor, *, stage_cache: LayerState, **_: Any) -> Tensor:
     """What HF's module does, over the state of its layer."""
     given = mixer.feed(hidden_states)
-    before, *past = cache.past
+    before, *past = stage_cache.past
     answer = convolve(mixer, given.conv, before)
-    cache.fed = (given.conv,)
-    cache.present = (last_rows(before, given.conv, cache.num_rows),)
+    stage_cache.fed = (given.conv,)
+    stage_cache.present = (last_rows(before, given.conv, stage_cache.num_rows),)
     if isinstance(mixer, GatedDelta):
         assert isinstance(given, Given)
-        answer, state, cache.fed = _recurred(mixer, given, answer, past[0], cache.num_rows)
-        cache.present += (state,)
+        answer, state, stage_cache.fed = _recurred(mixer, given, answer, past[0], stage_cache.num_rows)
+        stage_cache.present += (state,)
     return mixer.finish(answer, given.gate)
 
 

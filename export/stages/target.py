@@ -77,11 +77,11 @@ class TargetLayer(nn.Module):
         if self.mixer is None:
             lengths = given[names.SEQLENS_K], given[names.TOTAL_LENGTH]
             cache = SharedCache((given[names.past_key(ANY)], given[names.past_value(ANY)]), *lengths, self.context)
-            return (self.layer(**flowing, cache=cache), *cache.present)
+            return (self.layer(**flowing, stage_cache=cache), *cache.present)
         past = tuple(given[name] for name in (names.past_conv(ANY), names.past_state(ANY)) if name in given)
         state = LayerState(past, given[names.NUM_ROWS])
         with recurrent(self.mixer):
-            hidden = self.layer(**flowing, cache=state)
+            hidden = self.layer(**flowing, stage_cache=state)
         return (hidden, *state.present, *state.fed)
 
 
