@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,8 @@ STAMP = ENVIRONMENT / "mirrorsd-installed.json"
 MINIMUM_PYTHON = (3, 11)
 UV = "uv==0.13.9"
 """It resolves to the lowest versions, which pip cannot."""
+ENDS = {"oldest": "lowest-direct", "newest": "highest"}
+"""The packages at either end of what `pyproject.toml` allows, and what uv calls them."""
 IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "cli", "export", "compress", "plots", "optimum", "server"}}
 
 
@@ -55,27 +58,28 @@ def make_environment() -> None:
         _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
 
 
-def ensure_oldest(extras: set[str]) -> Path:
-    """Make the environment hold the oldest packages that `pyproject.toml` allows, and no editable install.
+def ensure_end(end: str, extras: set[str]) -> Path:
+    """Make an environment of its own hold the oldest or newest packages that are allowed, and no editable install.
 
-    Indexes and overrides are those of uv's own variables (`UV_OVERRIDE`, `UV_FIND_LINKS`, ..).
+    The newest ones are looked for anew every day. Indexes and overrides are those of uv's own variables (`UV_OVERRIDE`,
+    `UV_FIND_LINKS`, ..).
 
     Raises:
         SetupError: this Python is too old, two bounds do not fit together, or an installation failed.
     """
     check_python(sys.version_info[:2])
-    use_folder(ROOT / ".venv-oldest")
-    python, pins = environment_python(), ENVIRONMENT / "oldest.txt"
-    digest = needs_digest(ROOT)
+    use_folder(ROOT / f".venv-{end}")
+    python, pins = environment_python(), ENVIRONMENT / f"{end}.txt"
+    digest = needs_digest(ROOT) + (f"{date.today()}" if end == "newest" else "")
     if extras <= installed_extras(STAMP, digest):
         return python
-    print(f"Making {ENVIRONMENT.name} from the lower bounds of pyproject.toml", flush=True)
+    print(f"Making {ENVIRONMENT.name} with the {end} packages that pyproject.toml allows", flush=True)
     _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
     _call([str(python), "-m", "pip", "install", "--quiet", UV], _PIP_ADVICE)
     uv = [str(environment_command("uv")), "pip"]
     wanted = [word for extra in sorted(extras) for word in ("--extra", extra)]
-    lowest = ["--resolution", "lowest-direct", "--quiet", "--no-emit-package", "mirrorsd", "-o", str(pins)]
-    _call([*uv, "compile", "pyproject.toml", *wanted, *lowest], _BOUNDS_ADVICE)
+    resolution = ["--resolution", ENDS[end], "--quiet", "--no-emit-package", "mirrorsd", "-o", str(pins)]
+    _call([*uv, "compile", "pyproject.toml", *wanted, *resolution], _BOUNDS_ADVICE)
     _call([*uv, "install", "--quiet", "--python", str(python), "-r", str(pins)], _PIP_ADVICE)
     STAMP.write_text(json.dumps({"digest": digest, "extras": sorted(extras)}), encoding="utf-8")
     return python

@@ -5,6 +5,7 @@ python3 scripts/test.py --all            those too: hundreds of repetitions, ins
 python3 scripts/test.py --quick          without the slow tests
 python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
 python3 scripts/test.py --only oldest    the unit tests with the oldest packages that pyproject.toml allows
+python3 scripts/test.py --only newest    all tests with the newest ones: what a user is given who installs it today
 python3 scripts/test.py --only ray       replicas under Ray Serve, which it installs
 python3 scripts/test.py --devices        on what stands in for devices too: a GPU made of software, an NPU's compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
@@ -22,18 +23,18 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from time import monotonic
 from typing import IO, NamedTuple
 
-from environment import ROOT, SetupError, ensure_environment, ensure_oldest, link_package, run_here
+from environment import ROOT, SetupError, ensure_end, ensure_environment, link_package, run_here
 
 TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/device", "tests/parity", "tests/end_to_end")}
 """The tests in two tiers: the first is part of the gate that every change passes within minutes.
 
 Folders of few and long tests come first, so that no process is left alone with them at the end."""
 PARTS = ("lint", "types", *TIERS)
-OLDEST = "oldest"
-"""The unit tests in an environment of its own, which takes minutes to make: only where it is asked for."""
+ENDS = {"oldest": ("unit",), "newest": tuple(TIERS)}
+"""What runs in environments of their own, which take minutes to make: only where they are asked for."""
 RAY = {"ray": ("tests/ray",)}
 """A tier that nothing else includes: what it installs is big."""
-NO_DEVICES = {"lint", "types", "unit", OLDEST, *RAY}
+NO_DEVICES = {"lint", "types", "unit", *RAY}
 """Parts that need no stand-in for a device."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
@@ -81,8 +82,10 @@ def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
     try:
+        if is_end := options.only in ENDS:
+            link_package(ROOT)
         python = str(
-            (ensure_oldest if options.only == OLDEST else ensure_environment)({"dev", *({options.only} & {*RAY})})
+            ensure_end(options.only, {"dev"}) if is_end else ensure_environment({"dev", *({options.only} & {*RAY})})
         )
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -100,6 +103,7 @@ def main() -> int:
                 continue
             started = monotonic()
             variables = {} if part in NO_DEVICES else ready(stands)
+            variables |= {"PYTHONPATH": str(ROOT / ".typing")} if is_end else {}
             chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
             arguments = [*(["-m", chosen] if chosen else []), *(NO_LIMIT if options.all else []), *pytest_arguments]
             passed = run_part(python, part, arguments, variables, None if options.all else TESTS_LIMIT_S)
@@ -146,6 +150,8 @@ def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
     tests = ("tests",) if names_files else tuple(TIERS)
     if only == "tests":
         return tests
+    if only in ENDS:
+        return tests if names_files else ENDS[only]
     return (only,) if only else ("lint", "types", *tests)
 
 
@@ -186,9 +192,6 @@ def run_part(
     """Run one part; True if all passed. `variables` are for tests on what stands in for devices; tests have a limit."""
     if part in ("lint", "types"):
         return run_checks(python, part)
-    if part == OLDEST:
-        link_package(ROOT)
-        part, variables = "unit", variables | {"PYTHONPATH": str(ROOT / ".typing")}
     print(f"== {part}", flush=True)
     folders = (TIERS | RAY).get(part, ())
     workers = [*WORKERS, NUM_WORKERS.get(part, "3")]
@@ -210,7 +213,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=(*PARTS, "tests", OLDEST, *RAY), help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests", *ENDS, *RAY), help="run one part")
     return parser.parse_known_args(arguments)
 
 

@@ -88,27 +88,27 @@ def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
         asked.append((command, advice))
 
     monkeypatch.setattr(environment, "_call", call)
-    python = environment.ensure_oldest({"dev"})
+    python = environment.ensure_end("oldest", {"dev"})
     assert python.is_relative_to(tmp_path / ".venv-oldest")
     (_, _), (_, _), (resolving, advice), (installing, _) = asked
     assert {"compile", "--extra", "dev", "--resolution", "lowest-direct"} <= set(resolving)
     assert "lower bounds" in advice
     assert resolving[-1] == installing[-1], "what was resolved is installed"
-    assert environment.ensure_oldest({"dev"}) == python
+    assert environment.ensure_end("oldest", {"dev"}) == python
     assert len(asked) == 4, "they are there"
 
 
-def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("end", "tiers"), [("oldest", ["unit"]), ("newest", ["unit", "end_to_end"])])
+def test_packages_of_either_end_run_their_tests(monkeypatch: pytest.MonkeyPatch, end: str, tiers: list[str]) -> None:
     script, asked = load_script("test", monkeypatch), []
     monkeypatch.setattr(script, "run_here", lambda command, variables, limit_s: asked.append((command, variables)) or 0)
-    monkeypatch.setattr(script, "ensure_oldest", lambda extras: Path("oldest-python"))
+    monkeypatch.setattr(script, "ensure_end", lambda end, extras: Path(f"{end}-python"))
     monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
-    monkeypatch.setattr(sys, "argv", ["test.py", "--only", "oldest", "-k", "manifest"])
+    monkeypatch.setattr(sys, "argv", ["test.py", "--only", end, "-k", "manifest"])
     assert script.main() == 0
-    ((command, variables),) = asked
-    assert command[0] == "oldest-python" and {"tests/unit", "not long", "manifest"} <= set(command)
-    assert Path(variables["PYTHONPATH"]).name == ".typing"
-    assert "oldest" not in script.parts_of(None, [])
+    for tier, (command, variables) in zip(tiers, asked, strict=True):
+        assert command[0] == f"{end}-python" and {f"tests/{tier}", "not long", "manifest"} <= set(command)
+        assert Path(variables["PYTHONPATH"]).name == ".typing"
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
