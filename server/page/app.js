@@ -371,7 +371,7 @@ document.addEventListener("keydown", (event) => {
   if (event.altKey && event.key === "n") byId("new").click();
 });
 byId("stop").addEventListener("click", stop);
-byId("new").addEventListener("click", () => openConversation(store.add().id));
+byId("new").addEventListener("click", () => openConversation(store.add([...runs.values()].map((run) => run.conversationId)).id));
 byId("model").addEventListener("change", (event) => connect(event.target.value));
 byId("colours").addEventListener("change", (event) => {
   colours.isOn = event.target.checked;

@@ -39,9 +39,9 @@ export class Store {
     return this.conversations.find((one) => one.id === id);
   }
 
-  /** An empty conversation; it is kept once something is said. */
-  add() {
-    const empty = this.conversations.find((one) => one.messages.length === 0);
+  /** An empty conversation that is not one of `begun`; it is kept once something is said. */
+  add(begun = []) {
+    const empty = this.conversations.find((one) => one.messages.length === 0 && !begun.includes(one.id));
     if (empty) return empty;
     const settings = { ...(this.current?.settings ?? {}) };
     const made = { id: newId(), title: "", settings, messages: [], touched: Date.now() };

@@ -135,6 +135,21 @@ def test_an_answer_goes_on_while_another_conversation_is_read(open_page: Any, wh
     assert said[LONG] == whole and said["heron"]
 
 
+def test_a_new_conversation_is_not_the_one_whose_question_is_about_to_be_kept(
+    open_page: Any,  # noqa: F811
+    whole: str,
+) -> None:
+    reader = open_page()
+    reader.page.evaluate(BUSY_DISK)
+    begin(reader)
+    reader.page.click("#new")
+    reader.page.wait_for_selector("#conversations li:nth-child(2)")
+    reader.page.click(f"text={LONG}")
+    reader.wait()
+    (conversation,) = kept_in(reader)
+    assert [message["content"] for message in conversation["messages"]] == [LONG, whole]
+
+
 def test_tabs_do_not_overwrite_each_other(open_page: Any, whole: str) -> None:  # noqa: F811
     reader = open_page()
     reader.settings(max_tokens=4)
