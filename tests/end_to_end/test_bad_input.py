@@ -109,7 +109,7 @@ def test_arguments_of_another_kind_are_errors_of_ours(tiny_bundle: Path) -> None
         deep: list[object] = []
         for _ in range(3000):
             deep = [deep]
-        with pytest.raises(ConfigError, match="json_schema is a"):
+        with pytest.raises(ConfigError, match=r"json_schema (is a|cannot be taken: recursion)"):
             session.generate("x", json_schema={"enum": deep})
         two = session.generate_several(np.int64(2), "x", max_new_tokens=2)  # type: ignore[arg-type]
         assert len(two) == 2

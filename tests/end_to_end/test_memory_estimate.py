@@ -18,9 +18,12 @@ from mirrorsd import MirrorPipeline
 with MirrorPipeline.load(sys.argv[1], device_map="cpu") as pipe:
     room = pipe.manifest.target.context
     pipe.generate("Once upon a time", max_new_tokens=room, ignore_eos=True, temperature=0.0, method="mirror")
-status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-print(next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:")))
+status = dict(line.split(":") for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+print(*(int(status[name].split()[0]) * 1024 for name in ("VmHWM", "RssFile")))
 """
+MOST_OF_FILES = 106 << 20
+"""More of a library is mapped at once where its file lies in the page cache in large pieces: 106 MiB where pip has
+installed it, 134 where uv has."""
 
 
 @pytest.mark.slow
@@ -30,5 +33,5 @@ def test_expected_memory_is_within_15_percent_of_the_peak(tiny_bundle: Path) -> 
     needs = memory_needs(read_bundle(tiny_bundle), load_device_map("cpu"))
     expected = sum(need.total for need in needs if need.device == SYSTEM)
     command = [sys.executable, "-c", USE, str(tiny_bundle)]
-    _, peak = (int(subprocess.check_output(command, text=True, timeout=300)) for _ in range(2))
-    assert 0.85 <= expected / peak <= 1.15
+    _, (peak, files) = (map(int, subprocess.check_output(command, text=True, timeout=300).split()) for _ in range(2))
+    assert 0.85 <= expected / (peak - max(files - MOST_OF_FILES, 0)) <= 1.15
