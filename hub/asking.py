@@ -63,6 +63,11 @@ def explained(hub: "HfApi", repository: str, revision: str | None, kind: type[Mi
             f"{repository} is no folder here, and {hub.endpoint} has no model of that name, or it is private "
             "(then `hf auth login` first)"
         ) from error
+    except UnicodeEncodeError as error:
+        raise kind(
+            f"{hub.endpoint} was not asked for {repository}: the token holds a character that cannot be sent. Look at "
+            "the variable HF_TOKEN, or run `hf auth login` again"
+        ) from error
     except errors.HfHubHTTPError as error:
         raise kind(f"{hub.endpoint} did not give {repository}: {error}. Try again later") from error
 

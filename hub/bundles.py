@@ -35,6 +35,7 @@ _LINK = re.compile(r"(?P<scheme>https?):/{1,2}(?P<rest>.*)", re.DOTALL)
 """Of a `Path`, too, which makes one slash of two."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORIGIN_FILE, _PARTIAL = "origin.json", ".partial"
+_OF_ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz")
 _SUFFIX = ".mirror"
 
 
@@ -76,7 +77,13 @@ def bundle_folder(reference: str | Path, on_progress: OnProgress | None = None) 
     if found := _LINK.fullmatch(text):
         return _from_link(f"{found['scheme']}://{found['rest']}", show)
     path = Path(text)
-    return _from_archive(path, show) if path.is_file() and is_archive(path) else path
+    if not path.is_file():
+        return path
+    if is_archive(path):
+        return _from_archive(path, show)
+    if any(suffix in _OF_ARCHIVES for suffix in path.suffixes):
+        raise BundleError(f"{path} is no whole archive, neither a zip nor a tar: fetch it, or copy it, once more")
+    return path
 
 
 def is_fetched_by(text: str) -> bool:

@@ -1,5 +1,6 @@
 """What the server says about itself: models, health, metrics, properties, seats, tokens."""
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,9 @@ async def model(service: Service, exchange: Exchange) -> None:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    created = int(service.shelf.folders[name].stat().st_mtime)
+    created = 0
+    with suppress(OSError):  # a folder that is away for a moment; whoever asks for a text is told
+        created = int(service.shelf.folders[name].stat().st_mtime)
     return {"id": name, "object": "model", "created": created, "owned_by": "mirrorsd"}
 
 

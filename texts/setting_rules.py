@@ -10,6 +10,9 @@ import numpy as np
 
 from mirrorsd.graphs.errors import ConfigError
 
+_MOST_IDS = 1 << 63
+"""Of any vocabulary: ids are counted in 64 bits."""
+
 
 class Rule(NamedTuple):
     """`allowed` says it in words; `read` returns the value in its one form, or raises `ValueError`."""
@@ -46,6 +49,8 @@ def shown(value: object) -> str:
         return repr(value)
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deeply"
+    except ValueError:  # Python writes no number of over 4,300 digits
+        return f"a {type(value).__name__} of too many digits"
 
 
 def apply_rules(settings: Any, rules: Mapping[str, Rule]) -> None:
@@ -87,7 +92,10 @@ def number(is_fine: Callable[[float], bool], words: str) -> Rule:
     def read(value: object) -> float:
         if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
             raise ValueError
-        found = float(value)
+        try:
+            found = float(value)
+        except OverflowError as error:
+            raise ValueError from error
         if not (math.isfinite(found) and is_fine(found)):
             raise ValueError
         return found
@@ -178,9 +186,9 @@ def read_biases(value: Any) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
     for token, bias in value.items() if isinstance(value, Mapping) else _pairs(value):
         number_of_token = int(token) if isinstance(token, str) and token.isdecimal() else read_whole(token)
-        if isinstance(bias, bool | np.bool_) or not isinstance(bias, Real) or not -100 <= float(bias) <= 100:
+        if isinstance(bias, bool | np.bool_) or not isinstance(bias, Real) or not -100 <= bias <= 100:  # type: ignore[operator]
             raise ValueError
-        if number_of_token < 0:
+        if not 0 <= number_of_token < _MOST_IDS:
             raise ValueError
         found[number_of_token] = float(bias)
     return tuple(sorted(found.items()))

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
 from mirrorsd.texts.messages import Message, plain_value, read_messages
+from mirrorsd.texts.setting_rules import shown
 from mirrorsd.texts.shown_text import BYTE_TOKEN, IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def read_ids(token_ids: object, vocab_size: int, name: str = "token_ids") -> lis
     found: list[int] = []
     for place, token in enumerate(token_ids):  # type: ignore[arg-type, var-annotated]
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-            raise GenerationError(f"{name}[{place}] is {token!r}; {name} must lie in 0 .. {vocab_size - 1}.")
+            raise GenerationError(f"{name}[{place}] is {shown(token)}; {name} must lie in 0 .. {vocab_size - 1}.")
         found.append(int(token))
     return found
 

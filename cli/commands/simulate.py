@@ -62,11 +62,16 @@ def simulate(
     exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
     source = source if source.is_file() else fetched(source)
+
+    def pace_for(longest: int) -> "Pace":
+        return card.pace or estimated_pace(with_host_ms(card, host_ms), source, longest, npu_report, target_size)
+
     if source.is_dir():
+        pace_for(longest=0)  # what is missing is said before anything is recorded
         recording = _record(source, prompts, record, names, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
-    pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_size)
+    pace = pace_for(max(len(text.tokens) for text in recording.texts))
     scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
     found: dict[str, list[GenerationStats]]
     found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]

@@ -10,11 +10,10 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
-    from mirrorsd.machine.tuning.recording import Recording
 
 
 def estimated_pace(
-    card: "DeviceMap", source: Path, recording: "Recording", report: Path | None, target_size: str | None
+    card: "DeviceMap", source: Path, longest: int, report: Path | None, target_size: str | None
 ) -> "Pace":
     """The pace of a pair on a card's machine.
 
@@ -23,7 +22,7 @@ def estimated_pace(
     Args:
         card: It has an [estimate], or nothing can be told.
         source: The bundle, or a recording of it.
-        recording: What is replayed.
+        longest: Tokens of the longest text that is replayed.
         report: The compiler's; None for the one in the bundle.
         target_size: GB of a pass, GB of an exit, layers, such as "4.5,0.3,36"; None for the bundle's.
 
@@ -41,7 +40,6 @@ def estimated_pace(
             f"There is no report of the NPU's compiler at {path}: run mirrorsd compile BUNDLE --npu "
             f"{card.estimate.npu} first, or name one with --npu-report."
         )
-    longest = max(len(text.tokens) for text in recording.texts)
     sizes = _sizes_of(source) if target_size is None else _sizes_in(target_size)
     return card.estimate.pace(*sizes, rounds_in(path, card.estimate.npu, longest))
 

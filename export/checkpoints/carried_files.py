@@ -3,7 +3,6 @@
 Owns: which files travel and where to. Does not own: reading them at run time.
 """
 
-import math
 import re
 import shutil
 import tempfile
@@ -16,8 +15,9 @@ from tokenizers import Tokenizer
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs import names
 from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import TokenEntry
+from mirrorsd.texts.config import GenerationConfig
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _TEMPLATE_NAME = re.compile(r"[\w-]+")
@@ -40,6 +40,8 @@ _GENERATION_DEFAULTS = (
     "repetition_penalty",
     "max_new_tokens",
 )
+_ALL = -1
+"""What other engines call a `top_k` of all tokens."""
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
@@ -150,15 +152,16 @@ def generation_defaults(target: Checkpoint) -> dict[str, Any]:
     """The target's own defaults for generation, as far as the runtime knows them.
 
     Raises:
-        ExportError: one is no finite number, and neither true nor false.
+        ExportError: the runtime would refuse one.
     """
     found = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
-    for name, value in found.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ExportError(
-                f"{target.folder / 'generation_config.json'} says {name} {value!r}; expected a number, or true or "
-                "false: correct it there"
-            )
+    if found.get("top_k") == _ALL:
+        del found["top_k"]
+    try:
+        GenerationConfig(**found)
+    except ConfigError as error:
+        path = target.folder / "generation_config.json"
+        raise ExportError(f"{path} cannot be taken: {error} Correct it there") from error
     return found
 
 

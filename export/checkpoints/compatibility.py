@@ -63,6 +63,12 @@ def _check_tokenizers(target: Checkpoint, draft: Checkpoint) -> None:
     )
     if of_target == of_draft:
         return
+    for checkpoint, document in ((target, of_target), (draft, of_draft)):
+        if not isinstance(document.get("model"), dict):
+            raise ExportError(
+                f"{checkpoint.folder / 'tokenizer.json'} holds no tokenizer: its field 'model' is "
+                f"{document.get('model')!r}; expected an object with the tokenizer's type and vocabulary"
+            )
     kinds = [document["model"].get("type") for document in (of_target, of_draft)]
     if kinds[0] != kinds[1]:
         raise _refusal(f"the target's tokenizer is of type {kinds[0]}, the draft's of type {kinds[1]}")

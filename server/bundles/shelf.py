@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -45,7 +47,7 @@ class Shelf:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._left = asyncio.Event()
-        self._is_closed = False
+        self._is_closed = self._is_left = False
 
     @cached_property
     def longest_context(self) -> int:
@@ -106,7 +108,26 @@ class Shelf:
         async with self._one_at_a_time:
             if name not in self.loaded and not self._is_closed:
                 await self._make_room(name)
-                self.loaded[name] = await asyncio.to_thread(self._open, name)
+                self.loaded[name] = await self._opened(name)
+
+    async def _opened(self, name: str) -> LoadedBundle:
+        """Load on a thread of its own: nothing ends a load before its time, and no server that ends waits for it."""
+        loop, coming = asyncio.get_running_loop(), Future[LoadedBundle]()
+        coming.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                bundle = self._open(name)
+            except BaseException as error:
+                coming.set_exception(error)
+                return
+            if self._is_left:
+                bundle.close()
+            else:
+                coming.set_result(bundle)
+
+        Thread(target=load, name="mirrorsd-load", daemon=True).start()
+        return await asyncio.wrap_future(coming, loop=loop)
 
     async def _make_room(self, name: str) -> None:
         """Unload bundles until this one fits or none is left; those in use are waited for."""
@@ -160,9 +181,11 @@ class Shelf:
         self._is_closed = True
 
     async def close(self) -> None:
-        """Unload everything."""
+        """Unload everything; what is still being loaded has `grace_s`, and is closed behind that when it is there."""
         self.refuse()
-        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        if loads := list(self._loads.values()):
+            _, unfinished = await asyncio.wait(loads, timeout=self._settings.grace_s)
+            self._is_left = bool(unfinished)
         for bundle in list(self.loaded.values()):
             await asyncio.to_thread(bundle.close)
         self.loaded.clear()

@@ -1,6 +1,7 @@
 """What the server says about itself, and to a machine that lacks what it needs."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,18 @@ def test_properties_and_seats(serving: Running) -> None:
     _, slots = get(serving, "/slots")
     assert [slot["is_processing"] for slot in slots] == [False, False]
     assert get(serving, "/props?model=other")[0] == 404
+
+
+def test_a_folder_that_is_away_hides_no_other_model(tiny_bundle: Path, tmp_path: Path) -> None:
+    away = tmp_path / "away.mirror"
+    shutil.copytree(tiny_bundle, away)
+    with served({"tiny": tiny_bundle, "away": away}) as running:
+        shutil.rmtree(away)
+        status, models = get(running, "/v1/models")
+        assert status == 200 and [model["id"] for model in models["data"]] == ["tiny", "away"]
+        assert get(running, "/v1/models/away")[0] == 200
+        asked = {"model": "away", "messages": [{"role": "user", "content": "fox"}]}
+        assert ask(running, CHAT, asked)["error"]["code"] == "bundle_unusable"
 
 
 def test_metrics_count_what_drafts_saved(tiny_bundle: Path) -> None:

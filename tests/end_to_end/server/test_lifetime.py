@@ -1,5 +1,6 @@
 """Loading, several bundles, and the end: what runs is finished or cut in order, nothing is leaked."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,8 +18,10 @@ from waiting import wait_until
 
 from mirrorsd.devices import freed_memory
 from mirrorsd.server import Running, ServerSettings
+from mirrorsd.server.app import build_app
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.front import build_front
+from mirrorsd.server.running import configured
 from mirrorsd.server.transport import deadlines
 from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
 
@@ -123,6 +126,54 @@ def test_after_the_grace_streams_end_with_an_error_and_seats_are_free(tiny_bundl
     assert b"[DONE]" not in rest
     assert bundle.num_running == 0
     assert not bundle.pipe.engine.is_open
+
+
+class Slow:
+    """A bundle that is loaded when it may be."""
+
+    def __init__(self) -> None:
+        self.may, self.began, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def load(self, _: str) -> "Slow":
+        self.began.set()
+        assert self.may.wait(60)
+        return self
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_server_that_ends_waits_for_no_load(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    monkeypatch.setattr(Shelf, "_open", slow.load)
+
+    async def end_while_loading() -> None:
+        shelf = Shelf({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu", grace_s=0.05))
+        loading = asyncio.create_task(shelf.load("tiny"))
+        await asyncio.to_thread(slow.began.wait, 60)
+        await shelf.close()
+        assert not loading.done() and not slow.closed.is_set()
+
+    asyncio.run(end_while_loading())
+    slow.may.set()
+    assert slow.closed.wait(60), "what nobody waits for is closed by who loads it"
+
+
+def test_a_second_signal_ends_a_server_that_is_loading(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    async def load_for_ever() -> None:
+        settings = ServerSettings(port=0, device_map="cpu")
+        server = configured(build_app({"tiny": tiny_bundle}, settings), settings)
+        server.loading = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+        server.handle_exit(signal.SIGTERM, None)
+        assert server.should_exit and not server.force_exit
+        with pytest.raises(SystemExit, match="143"):
+            server.handle_exit(signal.SIGTERM, None)
+
+    monkeypatch.setattr(os, "_exit", end)
+    asyncio.run(load_for_ever())
 
 
 def test_a_bundle_that_cannot_be_loaded_ends_the_server(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def same_answer(method: str, text: str) -> list[int]:
         ["generate", "b.mirror", "--messages", "nowhere.json"],
         ["compare", "b.mirror", "--prompts", "nowhere.jsonl"],
         ["simulate", "b.mirror", "--record", "nowhere/b.npz"],
+        ["simulate", ".", "--device-map", "cpu"],
+        ["simulate", ".", "--device-map", "lunar-lake"],
     ],
     ids=" ".join,
 )

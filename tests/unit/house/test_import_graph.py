@@ -22,6 +22,7 @@ ALLOWED = {
         "mirrorsd.devices",
         "mirrorsd.families",
         "mirrorsd.hub",
+        "mirrorsd.texts",
         "psutil",
         *TRAINERS,
         *COMPILERS,

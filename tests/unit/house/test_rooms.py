@@ -39,7 +39,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "finite_schema": {"finite_pattern"},
         "shown_text": {"config"},
         "chat_template": {"messages"},
-        "tokenizer": {"chat_template", "messages", "shown_text"},
+        "tokenizer": {"chat_template", "messages", "setting_rules", "shown_text"},
         "constraint": {"config", "finite_schema", "tokenizer"},
         "speculation": {"config"},
         "request_reader": {"config", "constraint", "messages", "tokenizer"},

@@ -47,6 +47,14 @@ def test_a_repository_is_fetched_once_and_pinned(asked: list[str], bundle: Path,
     assert list_kept() == [] or all(one.folder != fetched_folder() for one in list_kept())
 
 
+@pytest.mark.parametrize("name", ["cut.zip", "empty.zip", "text.tar.gz", "broken.tgz"])
+def test_a_file_that_was_an_archive_is_no_folder_without_one(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"PK\x03\x04" + bytes(100) if name == "cut.zip" else b"" if name == "empty.zip" else b"words")
+    with pytest.raises(BundleError, match=r"is no whole archive, neither a zip nor a tar: fetch it, or copy it"):
+        bundle_folder(path)
+
+
 def test_a_newer_revision_is_taken_when_it_is_asked_for(asked: list[str], repository: Path, faults: Faults) -> None:
     first = bundle_folder("hf:tiny/pair")
     faults.sha = OTHER

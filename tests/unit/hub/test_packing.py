@@ -144,7 +144,13 @@ def test_what_a_newer_bundle_lacks_is_taken_away(
 
 
 def test_pushes_that_are_refused(
-    asked: list[str], repository: Path, bundle: Path, tmp_path: Path, faults: Faults, capsys: Printed
+    asked: list[str],
+    repository: Path,
+    bundle: Path,
+    tmp_path: Path,
+    faults: Faults,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, model = tmp_path / "packed", repository.parent / "model"
     assert run(["push", str(bundle), "tiny/mine"]) == 2
@@ -159,6 +165,10 @@ def test_pushes_that_are_refused(
     faults.token = "secret"
     assert run(["push", str(out), "tiny/mine"]) == 3
     assert "401" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "hf_\u00e9")
+    assert run(["push", str(out), "tiny/mine"]) == 3
+    said = capsys.readouterr().err
+    assert "the token holds a character that cannot be sent" in said and "hf_\u00e9" not in said
     assert not (repository.parent / "mine").exists() and files_in(model).keys() == {"model.safetensors"}
 
 

@@ -109,6 +109,7 @@ def test_ids_are_whole_numbers_in_a_row(ids: Any) -> None:
         ([1, True], r"token_ids\[1\] is True"),
         ([1, 10], r"token_ids\[1\] is 10"),
         ([-1], r"token_ids\[0\] is -1"),
+        ([10**5000], r"token_ids\[0\] is a int of too many digits"),
         (np.zeros((2, 2), int), "token_ids is array"),
         (np.zeros(2), r"token_ids\[0\] is np.float64"),
     ],

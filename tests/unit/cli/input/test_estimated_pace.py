@@ -2,8 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,6 @@ from mirrorsd.machine.npu.compiler import ShapeReport
 from mirrorsd.machine.npu.report import report_document
 
 CARD = load_device_map("lunar-lake")
-
-
-def recording(num_tokens: int) -> Any:
-    return SimpleNamespace(texts=[SimpleNamespace(tokens=[0] * num_tokens)], num_layers=0)
 
 
 @pytest.fixture
@@ -43,33 +37,33 @@ def report(tmp_path: Path) -> Path:
 def test_rounds_are_those_of_the_slots_that_the_texts_need(report: Path, tmp_path: Path) -> None:
     assert CARD.estimate is not None
     host = CARD.estimate.host_ms
-    short = estimated_pace(CARD, tmp_path, recording(100), report, "1.0,0.1,0")
+    short = estimated_pace(CARD, tmp_path, 100, report, "1.0,0.1,0")
     assert short.draft_ms == ((4.0, pytest.approx(0.3 + host)), (8.0, pytest.approx(0.4 + host)))
     assert short.prefill_ms_per_row == pytest.approx(0.01)
-    long = estimated_pace(CARD, tmp_path, recording(300), report, "1.0,0.1,0")
+    long = estimated_pace(CARD, tmp_path, 300, report, "1.0,0.1,0")
     assert long.draft_ms == ((8.0, pytest.approx(0.5 + host)),)
-    assert estimated_pace(CARD, tmp_path, recording(9999), report, "1.0,0.1,0") == long
+    assert estimated_pace(CARD, tmp_path, 9999, report, "1.0,0.1,0") == long
 
 
 def test_sizes_are_given_or_the_bundles(report: Path, tmp_path: Path) -> None:
-    one, two = (estimated_pace(CARD, tmp_path, recording(9), report, given) for given in ("1.0,0.25,0", "2.0,0.5,0"))
+    one, two = (estimated_pace(CARD, tmp_path, 9, report, given) for given in ("1.0,0.25,0", "2.0,0.5,0"))
     assert two.target_ms[0][1] == pytest.approx(2 * one.target_ms[0][1], rel=0.01)
     assert two.exit_ms == pytest.approx(2 * one.exit_ms, rel=0.01)
     with pytest.raises(ConfigError, match=r"give --target-size, such as 4.5,0.3,36"):
-        estimated_pace(CARD, tmp_path / "texts.npz", recording(9), report, None)
+        estimated_pace(CARD, tmp_path / "texts.npz", 9, report, None)
     with pytest.raises(ConfigError, match=r"--target-size is 'much'"):
-        estimated_pace(CARD, tmp_path, recording(9), report, "much")
+        estimated_pace(CARD, tmp_path, 9, report, "much")
 
 
 def test_what_the_processor_takes_may_be_supposed_otherwise(report: Path, tmp_path: Path) -> None:
-    pace = estimated_pace(with_host_ms(CARD, 2.0), tmp_path, recording(9), report, "1.0,0.1,0")
+    pace = estimated_pace(with_host_ms(CARD, 2.0), tmp_path, 9, report, "1.0,0.1,0")
     assert pace.draft_ms[-1] == (8.0, pytest.approx(2.4))
 
 
 def test_a_card_without_suppositions_and_a_report_that_is_missing_or_anothers(report: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"igpu-npu has no \[pace\] and no \[estimate\]"):
-        estimated_pace(load_device_map("igpu-npu"), tmp_path, recording(9), report, "1.0,0.1,0")
+        estimated_pace(load_device_map("igpu-npu"), tmp_path, 9, report, "1.0,0.1,0")
     with pytest.raises(ConfigError, match=r"run mirrorsd compile BUNDLE --npu 4000 first"):
-        estimated_pace(CARD, tmp_path, recording(9), None, "1.0,0.1,0")
+        estimated_pace(CARD, tmp_path, 9, None, "1.0,0.1,0")
     with pytest.raises(ConfigError, match=r"is of NPU 4000; the card's is 5010"):
-        estimated_pace(load_device_map("panther-lake"), tmp_path, recording(9), report, "1.0,0.1,0")
+        estimated_pace(load_device_map("panther-lake"), tmp_path, 9, report, "1.0,0.1,0")

@@ -151,6 +151,30 @@ def test_every_end_token_and_every_default_of_sampling_is_carried_over(checkpoin
     assert generation_defaults(found) == defaults
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"do_sample": True, "temperature": -3}, "temperature is -3; allowed: 0"),
+        ({"do_sample": True, "temperature": 10**400}, "temperature is 1000"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature is 0.0; allowed: above 0 when do_sample=True"),
+        ({"top_p": 0}, "top_p is 0; allowed: above 0"),
+        ({"top_k": -2}, "top_k is -2; allowed: 0"),
+        ({"top_k": 5.5}, "top_k is 5.5"),
+        ({"do_sample": "yes"}, "do_sample is 'yes'"),
+    ],
+)
+def test_defaults_that_no_text_could_take_are_refused(checkpoint: Path, wrong: dict[str, Any], words: str) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ExportError, match=rf"generation_config.json cannot be taken: GenerationConfig.{words}"):
+        generation_defaults(open_checkpoint(checkpoint, "target"))
+
+
+def test_minus_one_is_every_token(checkpoint: Path) -> None:
+    """As other engines write it."""
+    (checkpoint / "generation_config.json").write_text(json.dumps({"top_k": -1, "top_p": 0.9}))
+    assert generation_defaults(open_checkpoint(checkpoint, "target")) == {"top_p": 0.9}
+
+
 @pytest.mark.parametrize("wrong", ["<|im_end|>", [2, None], -1, True, 2.0])
 def test_an_end_token_that_is_no_id_is_refused(checkpoint: Path, wrong: Any) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))

@@ -56,6 +56,8 @@ def test_a_draft_may_know_fewer_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        (("model",), None, r"tokenizer.json holds no tokenizer: its field 'model' is None; expected an object"),
+        (("model",), 5, r"holds no tokenizer: its field 'model' is 5"),
         (("model", "type"), "Unigram", "target's tokenizer is of type BPE, the draft's of type Unigram"),
         (("model", "vocab"), {"a": 0, "b": 1, "ba": 2}, "differ in 2 entries, for example 'ab': target 2, draft none"),
         (("model", "merges"), [["b", "a"]], "the same vocabulary but different merges"),
