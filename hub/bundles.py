@@ -76,8 +76,14 @@ def bundle_folder(reference: str | Path, on_progress: OnProgress | None = None) 
         return _from_hub(text, show)
     if found := _LINK.fullmatch(text):
         return _from_link(f"{found['scheme']}://{found['rest']}", show)
+    if not text:
+        raise ConfigError("No bundle is named: expected a folder, an archive, an address of one, or hf:ORG/NAME.")
     path = Path(text)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # as a name that is too long
+        raise BundleError(f"{path} cannot be looked at: {error.strerror}") from error
+    if not is_file:
         return path
     if is_archive(path):
         return _from_archive(path, show)

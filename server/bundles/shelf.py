@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 
 _log = logging.getLogger("mirrorsd.server")
+_END = re.compile(r"(\.mirror)?(\.(zip|tgz|tbz2|txz|tar(\.\w+)?))?$")
+"""Of a bundle's file or folder: what is no part of its name."""
 _SPARE = 1.05
 """Of free memory to what a bundle is estimated to need."""
 Needs = dict[str, int]
@@ -201,7 +204,7 @@ def _context(folder: Path) -> int:
 
 
 def named_folders(given: Sequence[str], on_progress: Callable[[str, float], None] | None = None) -> dict[str, Path]:
-    """Bundles by name, from `BUNDLE` or `NAME=BUNDLE`; the folder's own name without `.mirror` where none is given.
+    """Bundles by name, from `BUNDLE` or `NAME=BUNDLE`; without one, by that of the folder, or of the archive here.
 
     Args:
         given: bundle references; what is not on this machine is fetched.
@@ -215,7 +218,8 @@ def named_folders(given: Sequence[str], on_progress: Callable[[str, float], None
     for text in given:
         name, mark, reference = _split(text)
         path = bundle_folder(reference, on_progress)
-        chosen = name if mark else path.resolve().name.removesuffix(".mirror")
+        here = Path(reference)
+        chosen = name if mark else _END.sub("", (here if here.is_file() else path.resolve()).name)
         if not chosen or not chosen.isprintable():
             raise ConfigError(f"{text!r} names no model: give NAME=FOLDER or a folder.")
         if chosen in found:

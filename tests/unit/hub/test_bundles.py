@@ -55,6 +55,13 @@ def test_a_file_that_was_an_archive_is_no_folder_without_one(tmp_path: Path, nam
         bundle_folder(path)
 
 
+def test_names_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="No bundle is named"):
+        bundle_folder("")
+    with pytest.raises(BundleError, match="cannot be looked at: "):
+        bundle_folder("a" * 5000)
+
+
 def test_a_newer_revision_is_taken_when_it_is_asked_for(asked: list[str], repository: Path, faults: Faults) -> None:
     first = bundle_folder("hf:tiny/pair")
     faults.sha = OTHER

@@ -67,6 +67,15 @@ def test_the_server_takes_references_by_name(asked: list[str], bundle: Path) -> 
     assert found == {"pair": kept, "mine": kept, "other": bundle}
 
 
+def test_an_archive_here_is_served_by_its_own_name(bundle: Path, tmp_path: Path, own_cache: Path) -> None:
+    """Not by that of another one, which this machine has seen before with the same bundle in it."""
+    archives = [tmp_path / name for name in ("first (1).zip", "second.mirror.zip")]
+    assert run(["pack", str(bundle), "-o", str(archives[0])]) == 0
+    shutil.copy(archives[0], archives[1])
+    found = named_folders([str(path) for path in archives])
+    assert list(found) == ["first (1)", "second"] and len(set(found.values())) == 1
+
+
 def test_the_cache_lists_and_clears_what_was_fetched(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "hf:tiny/pair", "--json"]) == 0
     assert run(["cache", "list"]) == 0
