@@ -17,7 +17,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import TokenEntry
-from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _TEMPLATE_NAME = re.compile(r"[\w-]+")
@@ -151,12 +151,18 @@ def token_entry(target: Checkpoint) -> TokenEntry:
 def generation_defaults(target: Checkpoint) -> dict[str, Any]:
     """The target's own defaults for generation, as far as the runtime knows them.
 
+    A temperature below any that the runtime samples at is greedy: Qwen2.5-VL says 1e-6.
+
     Raises:
         ExportError: the runtime would refuse one.
     """
     found = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
     if found.get("top_k") == _ALL:
         del found["top_k"]
+    temperature = found.get("temperature")
+    if isinstance(temperature, int | float) and 0 <= temperature < LEAST_TEMPERATURE:
+        del found["temperature"]
+        found["do_sample"] = False
     try:
         GenerationConfig(**found)
     except ConfigError as error:

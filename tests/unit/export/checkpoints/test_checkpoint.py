@@ -156,7 +156,6 @@ def test_every_end_token_and_every_default_of_sampling_is_carried_over(checkpoin
     [
         ({"do_sample": True, "temperature": -3}, "temperature is -3; allowed: 0"),
         ({"do_sample": True, "temperature": 10**400}, "temperature is 1000"),
-        ({"do_sample": True, "temperature": 0.0}, "temperature is 0.0; allowed: above 0 when do_sample=True"),
         ({"top_p": 0}, "top_p is 0; allowed: above 0"),
         ({"top_k": -2}, "top_k is -2; allowed: 0"),
         ({"top_k": 5.5}, "top_k is 5.5"),
@@ -167,6 +166,15 @@ def test_defaults_that_no_text_could_take_are_refused(checkpoint: Path, wrong: d
     (checkpoint / "generation_config.json").write_text(json.dumps(wrong))
     with pytest.raises(ExportError, match=rf"generation_config.json cannot be taken: GenerationConfig.{words}"):
         generation_defaults(open_checkpoint(checkpoint, "target"))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-6])
+def test_a_temperature_of_nearly_nothing_is_greedy(checkpoint: Path, temperature: float) -> None:
+    """Qwen2.5-VL's is 1e-6."""
+    written = {"do_sample": True, "temperature": temperature, "repetition_penalty": 1.05}
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    found = generation_defaults(open_checkpoint(checkpoint, "target"))
+    assert found == {"do_sample": False, "repetition_penalty": 1.05}
 
 
 def test_minus_one_is_every_token(checkpoint: Path) -> None:
