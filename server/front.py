@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
-from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.exchange import FORGOTTEN, PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
 from mirrorsd.server.transport.resuming import HEADER, read_mark
 
@@ -227,6 +227,7 @@ class Front:
         self.servers, self.settings = servers_of(servers), settings
         self.is_closing = False
         self.failure: BaseException | None = None
+        self.is_loading = False
         self._first = 0
         self._client: httpx2.AsyncClient | None = None
 
@@ -261,15 +262,19 @@ class Front:
             await exchange.fail(error)
 
     async def _read(self, exchange: Exchange) -> bytes:
-        limits, found = self.settings.limits, bytearray()
+        limits, found, num_come = self.settings.limits, bytearray(), 0
         try:
             async with asyncio.timeout(limits.body_s):
                 async for piece in exchange.request.stream():
-                    found += piece
-                    if len(found) > limits.body_bytes:
-                        raise ApiError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
+                    num_come += len(piece)
+                    if num_come > FORGOTTEN * limits.body_bytes:
+                        break
+                    if num_come <= limits.body_bytes:
+                        found += piece
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {limits.body_s:g} seconds.") from None
+        if num_come > limits.body_bytes:
+            raise ApiError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
         return bytes(found)
 
     async def _answer(self, passage: Passage) -> None:

@@ -30,6 +30,10 @@ class Served(Protocol):
     settings: ServerSettings
     failure: BaseException | None
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether something is being loaded: that cannot be stopped."""
+
     async def start(self) -> None:
         """Get ready; the server listens meanwhile."""
 
@@ -58,7 +62,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.force_exit or self.should_exit
-        if self.force_exit and self.loading is not None and not self.loading.done():
+        if self.force_exit and self._service.is_loading:
             os._exit(_SIGNALLED + sig)  # nothing is lost, and a load would be waited for
         super().handle_exit(sig, frame)
 

@@ -48,6 +48,11 @@ class Service:
             self.failure = error
             raise
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a bundle is being loaded."""
+        return self.shelf.is_loading
+
     def begin_to_close(self) -> None:
         """Take no more requests; those that run have `grace_s`, then they end within one step."""
         self.is_closing = True

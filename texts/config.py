@@ -26,6 +26,7 @@ from mirrorsd.texts.setting_rules import (
     read_whole,
     require,
     several,
+    shown,
     whole,
     yes_or_no,
 )
@@ -245,8 +246,8 @@ class GenerationConfig:
             value = getattr(self, name)
             if value is not None and value != _SAMPLED.get(name):
                 raise ConfigError(
-                    f"{type(self).__name__}.{name} is {value!r}, but this text is not sampled: give a temperature too "
-                    "(1.0 is the model's own distribution), or leave it away; temperature=0 takes the best token."
+                    f"{type(self).__name__}.{name} is {shown(value)}, but this text is not sampled: give a temperature "
+                    "too (1.0 is the model's own distribution), or leave it away; temperature=0 takes the best token."
                 )
 
     def _filled(self, **values: Any) -> Self:

@@ -3,6 +3,7 @@
 Owns: which files travel and where to. Does not own: reading them at run time.
 """
 
+import math
 import re
 import shutil
 import tempfile
@@ -40,6 +41,8 @@ _GENERATION_DEFAULTS = (
     "repetition_penalty",
     "max_new_tokens",
 )
+_WHOLE = ("top_k", "max_new_tokens")
+_OF_EVERY_TEXT = ("do_sample", "repetition_penalty")
 _ALL = -1
 """What other engines call a `top_k` of all tokens."""
 
@@ -151,24 +154,35 @@ def token_entry(target: Checkpoint) -> TokenEntry:
 def generation_defaults(target: Checkpoint) -> dict[str, Any]:
     """The target's own defaults for generation, as far as the runtime knows them.
 
-    A temperature below any that the runtime samples at is greedy: Qwen2.5-VL says 1e-6.
+    A temperature below any that the runtime samples at is greedy: Qwen2.5-VL says 1e-6. A number that no text could
+    take is left out where nothing is sampled, since nobody reads it then.
 
     Raises:
-        ExportError: the runtime would refuse one.
+        ExportError: one is no number, and neither true nor false; or every text would be refused for it.
     """
-    found = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
-    if found.get("top_k") == _ALL:
-        del found["top_k"]
+    given = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
+    found = {name: _as_read(name, value) for name, value in given.items() if (name, value) != ("top_k", _ALL)}
     temperature = found.get("temperature")
     if isinstance(temperature, int | float) and 0 <= temperature < LEAST_TEMPERATURE:
         del found["temperature"]
         found["do_sample"] = False
-    try:
-        GenerationConfig(**found)
-    except ConfigError as error:
-        path = target.folder / "generation_config.json"
-        raise ExportError(f"{path} cannot be taken: {error} Correct it there") from error
+    for name, value in list(found.items()):
+        try:
+            GenerationConfig(**{name: value})
+        except ConfigError as error:
+            is_number = isinstance(value, int | float) and abs(value) < math.inf
+            if found.get("do_sample") or name in _OF_EVERY_TEXT or not is_number:
+                path = target.folder / "generation_config.json"
+                raise ExportError(f"{path} cannot be taken: {error} Correct it there") from error
+            del found[name]
     return found
+
+
+def _as_read(name: str, value: Any) -> Any:
+    """A default as transformers takes it: 1 for true, and 50.0 for 50."""
+    if name == "do_sample" and value in (0, 1):
+        return bool(value)
+    return int(value) if name in _WHOLE and isinstance(value, float) and value.is_integer() else value
 
 
 def chat_entry(target: Checkpoint, bundle: Path) -> ChatDefaults | None:

@@ -23,8 +23,9 @@ from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 
 _log = logging.getLogger("mirrorsd.server")
-_END = re.compile(r"(\.mirror)?(\.(zip|tgz|tbz2|txz|tar(\.\w+)?))?$")
-"""Of a bundle's file or folder: what is no part of its name."""
+_ARCHIVE = re.compile(r"\.(zip|tgz|tbz2|txz|tar(\.\w+)?)$", re.IGNORECASE)
+_JUST_LOADED_S = 0.1
+"""For what was loaded just before nobody waited for it any more."""
 _SPARE = 1.05
 """Of free memory to what a bundle is estimated to need."""
 Needs = dict[str, int]
@@ -111,7 +112,8 @@ class Shelf:
         async with self._one_at_a_time:
             if name not in self.loaded and not self._is_closed:
                 await self._make_room(name)
-                self.loaded[name] = await self._opened(name)
+                if not self._is_closed:
+                    self.loaded[name] = await self._opened(name)
 
     async def _opened(self, name: str) -> LoadedBundle:
         """Load on a thread of its own: nothing ends a load before its time, and no server that ends waits for it."""
@@ -189,6 +191,7 @@ class Shelf:
         if loads := list(self._loads.values()):
             _, unfinished = await asyncio.wait(loads, timeout=self._settings.grace_s)
             self._is_left = bool(unfinished)
+            await asyncio.wait(loads, timeout=_JUST_LOADED_S)
         for bundle in list(self.loaded.values()):
             await asyncio.to_thread(bundle.close)
         self.loaded.clear()
@@ -218,8 +221,9 @@ def named_folders(given: Sequence[str], on_progress: Callable[[str, float], None
     for text in given:
         name, mark, reference = _split(text)
         path = bundle_folder(reference, on_progress)
-        here = Path(reference)
-        chosen = name if mark else _END.sub("", (here if here.is_file() else path.resolve()).name)
+        is_here = not is_fetched_by(reference) and Path(reference).is_file()
+        called = _ARCHIVE.sub("", Path(reference).name) if is_here else path.resolve().name
+        chosen = name if mark else called.removesuffix(".mirror")
         if not chosen or not chosen.isprintable():
             raise ConfigError(f"{text!r} names no model: give NAME=FOLDER or a folder.")
         if chosen in found:

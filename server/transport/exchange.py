@@ -21,7 +21,7 @@ from mirrorsd.server.transport.resuming import HEADER, Resumption, mark_frame, r
 
 Model = TypeVar("Model", bound=BaseModel)
 _EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache, no-transform"}
-_FORGOTTEN = 8
+FORGOTTEN = 8
 """Times the longest body, that are read and forgotten: who is cut off while he sends reads no refusal."""
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -102,10 +102,11 @@ class Exchange:
         found, num_come = bytearray(), 0
         most_kept, most = self._limits.body_bytes_for(context), self._limits.body_bytes
         given = self.request.headers.get("content-length", "")
-        if not (given.isdecimal() and int(given) > _FORGOTTEN * most):
+        can_wait = self.request.headers.get("expect", "").lower() == "100-continue"
+        if not (given.isdecimal() and int(given) > (most if can_wait else FORGOTTEN * most)):
             async for piece in self.request.stream():
                 self.num_read = num_come = num_come + len(piece)
-                if num_come > _FORGOTTEN * most:
+                if num_come > FORGOTTEN * most:
                     break
                 if num_come <= most_kept:
                     found += piece

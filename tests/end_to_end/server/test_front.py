@@ -5,6 +5,8 @@ import os
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -174,6 +176,15 @@ def test_killed_in_the_middle_twice_running(start: Start) -> None:
             documents = [json.loads(answer.split(b"\r\n\r\n", 1)[1]) for answer in (one, other)]
             assert documents[0]["choices"] == documents[1]["choices"]
             assert documents[0]["usage"]["total_tokens"] == documents[1]["usage"]["total_tokens"]
+
+
+def test_a_body_that_is_too_long_is_refused_in_words() -> None:
+    """A client that sends all before it reads would see a broken connection."""
+    with front_of(["http://127.0.0.1:9"], body_bytes=1 << 20) as front:
+        asked = urllib.request.Request(front.url + CHAT, bytes(3 << 20), {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError, match="413") as refused:
+            urllib.request.urlopen(asked, timeout=60)
+        assert json.load(refused.value)["error"]["code"] == "body_too_large"
 
 
 def test_a_server_that_is_told_to_stop_fails_no_request(start: Start) -> None:

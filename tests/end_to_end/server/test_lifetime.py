@@ -159,14 +159,42 @@ def test_a_server_that_ends_waits_for_no_load(tiny_bundle: Path, monkeypatch: py
     assert slow.closed.wait(60), "what nobody waits for is closed by who loads it"
 
 
+def test_what_was_loaded_just_before_the_grace_was_over_is_closed(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, usual, looks = Slow(), asyncio.wait, list[float]()
+
+    async def finish_meanwhile(loads: Any, timeout: float) -> Any:
+        looks.append(timeout)
+        if len(looks) > 1:
+            return await usual(loads, timeout=60)
+        slow.may.set()
+        wait_until(lambda: not any(thread.name == "mirrorsd-load" for thread in threading.enumerate()))
+        return set(), set(loads)
+
+    async def end_while_loading() -> None:
+        shelf = Shelf({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu"))
+        loading = asyncio.create_task(shelf.load("tiny"))
+        await asyncio.to_thread(slow.began.wait, 60)
+        monkeypatch.setattr(asyncio, "wait", finish_meanwhile)
+        await shelf.close()
+        monkeypatch.setattr(asyncio, "wait", usual)
+        await loading
+        assert slow.closed.is_set() and not shelf.loaded
+
+    monkeypatch.setattr(Shelf, "_open", slow.load)
+    asyncio.run(end_while_loading())
+
+
 def test_a_second_signal_ends_a_server_that_is_loading(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(status: int) -> None:
         raise SystemExit(status)
 
     async def load_for_ever() -> None:
         settings = ServerSettings(port=0, device_map="cpu")
-        server = configured(build_app({"tiny": tiny_bundle}, settings), settings)
-        server.loading = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+        app = build_app({"tiny": tiny_bundle}, settings)
+        server = configured(app, settings)
+        app.state.service.shelf._loads["tiny"] = asyncio.create_task(asyncio.Event().wait())
         server.handle_exit(signal.SIGTERM, None)
         assert server.should_exit and not server.force_exit
         with pytest.raises(SystemExit, match="143"):

@@ -19,6 +19,7 @@ from mirrorsd.texts.speculation import resolve_speculation
         ({"temperature": 1e-310}, r"temperature is 1e-310; allowed"),
         ({"temperature": 10**400}, r"temperature is 1000"),
         ({"repetition_penalty": 10**5000}, r"repetition_penalty is a int of too many digits; allowed"),
+        ({"top_p": 10**5000}, r"top_p is a int of too many digits; allowed"),
         ({"seed": 10**5000}, r"seed is a int of too many digits; allowed"),
         ({"logit_bias": {5: 10**400}}, r"logit_bias is \{5: 1000"),
         ({"logit_bias": {10**30: 1}}, r"logit_bias is \{1000"),

@@ -74,6 +74,9 @@ def test_an_archive_here_is_served_by_its_own_name(bundle: Path, tmp_path: Path,
     shutil.copy(archives[0], archives[1])
     found = named_folders([str(path) for path in archives])
     assert list(found) == ["first (1)", "second"] and len(set(found.values())) == 1
+    folder = tmp_path / "v1.zip"
+    shutil.copytree(bundle, folder)
+    assert named_folders([str(folder)]) == {"v1.zip": folder}, "a folder has its own name"
 
 
 def test_the_cache_lists_and_clears_what_was_fetched(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:

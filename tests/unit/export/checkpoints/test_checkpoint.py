@@ -156,9 +156,12 @@ def test_every_end_token_and_every_default_of_sampling_is_carried_over(checkpoin
     [
         ({"do_sample": True, "temperature": -3}, "temperature is -3; allowed: 0"),
         ({"do_sample": True, "temperature": 10**400}, "temperature is 1000"),
-        ({"top_p": 0}, "top_p is 0; allowed: above 0"),
-        ({"top_k": -2}, "top_k is -2; allowed: 0"),
-        ({"top_k": 5.5}, "top_k is 5.5"),
+        ({"do_sample": True, "top_p": 0}, "top_p is 0; allowed: above 0"),
+        ({"do_sample": True, "top_k": -2}, "top_k is -2; allowed: 0"),
+        ({"do_sample": 1, "top_k": 5.5}, "top_k is 5.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"top_p": float("nan")}, "top_p is nan"),
         ({"do_sample": "yes"}, "do_sample is 'yes'"),
     ],
 )
@@ -175,6 +178,23 @@ def test_a_temperature_of_nearly_nothing_is_greedy(checkpoint: Path, temperature
     (checkpoint / "generation_config.json").write_text(json.dumps(written))
     found = generation_defaults(open_checkpoint(checkpoint, "target"))
     assert found == {"do_sample": False, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ({"do_sample": False, "temperature": 0.0, "top_p": 0.0}, {"do_sample": False}),
+        ({"do_sample": False, "temperature": 1e-6}, {"do_sample": False}),
+        ({"top_p": 1.5, "max_new_tokens": -1, "top_k": 50.0}, {"top_k": 50}),
+        ({"do_sample": 1, "top_k": 50.0, "top_p": 1}, {"do_sample": True, "top_k": 50, "top_p": 1}),
+        ({"max_new_tokens": 2048.0}, {"max_new_tokens": 2048}),
+    ],
+)
+def test_defaults_that_nobody_reads_stop_no_export(
+    checkpoint: Path, written: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    assert generation_defaults(open_checkpoint(checkpoint, "target")) == taken
 
 
 def test_minus_one_is_every_token(checkpoint: Path) -> None:
