@@ -28,6 +28,9 @@ _MOST_OF_MANIFEST = 64 << 20
 _WHEN = (1980, 1, 1, 0, 0, 0)
 """The first day that a zip knows: no archive differs by when it was made."""
 SUFFIX = ".zip"
+_UNPACKED = {ending for _, endings, _ in shutil.get_unpack_formats() for ending in endings}
+_ENDINGS = tuple(sorted(_UNPACKED | {".7z", ".bz2", ".gz", ".rar", ".xz", ".zst"}, key=len, reverse=True))
+"""Of archives that Python unpacks, and of others; the longest first."""
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 """`RuntimeError` is how `zipfile` refuses one that is encrypted, or packed in a way that it does not know."""
 
@@ -108,6 +111,16 @@ def opened(path: Path, called: str) -> Iterator[Archived]:
         with _readable(called):
             members = _members(path, stack)
         yield Archived(called, members)
+
+
+def ending_of(name: str) -> str:
+    """By what a file's name says that it is an archive; empty where it does not.
+
+    >>> ending_of("story.mirror.TAR.gz"), ending_of("v1.zip"), ending_of("zip.mirror")
+    ('.TAR.gz', '.zip', '')
+    """
+    found = next((ending for ending in _ENDINGS if name.lower().endswith(ending)), "")
+    return name[len(name) - len(found) :]
 
 
 def is_archive(path: Path) -> bool:

@@ -24,7 +24,7 @@ from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.folder_lock import FolderLock
 from mirrorsd.graphs.user_cache import VARIABLE, fetched_folder
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.hub.archives import is_archive, opened
+from mirrorsd.hub.archives import ending_of, is_archive, opened
 from mirrorsd.hub.asking import REPOSITORY
 from mirrorsd.hub.links import Link, fetch_archive, take_out
 from mirrorsd.hub.repositories import fetch_files, find_revision
@@ -35,7 +35,6 @@ _LINK = re.compile(r"(?P<scheme>https?):/{1,2}(?P<rest>.*)", re.DOTALL)
 """Of a `Path`, too, which makes one slash of two."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORIGIN_FILE, _PARTIAL = "origin.json", ".partial"
-_OF_ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz")
 _SUFFIX = ".mirror"
 
 
@@ -87,7 +86,7 @@ def bundle_folder(reference: str | Path, on_progress: OnProgress | None = None) 
         return path
     if is_archive(path):
         return _from_archive(path, show)
-    if any(suffix in _OF_ARCHIVES for suffix in path.suffixes):
+    if ending_of(path.name):
         raise BundleError(f"{path} is no whole archive, neither a zip nor a tar: fetch it, or copy it, once more")
     return path
 

@@ -12,14 +12,12 @@ from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.whole_file import whole_file
-from mirrorsd.hub.archives import SUFFIX, write_archive
+from mirrorsd.hub.archives import SUFFIX, ending_of, write_archive
 from mirrorsd.hub.asking import explained, lacks_room, patience_s, the_hub
 
 CARD_FILE = "README.md"
 TAG = "mirrorsd"
 """By which the hub finds bundles."""
-_OTHER_ARCHIVES = {".7z", ".bz2", ".gz", ".rar", ".xz", ".zst"}
-"""Beside those that Python unpacks."""
 PLACEHOLDER = "hf:OWNER/NAME"
 """Stands in a card until it is known where the bundle is pushed to."""
 
@@ -38,8 +36,7 @@ def pack(bundle: Path, output: Path, card: str, *, overwrite: bool) -> int:
     manifest = read_bundle(bundle)
     if output.resolve().is_relative_to(bundle.resolve()):
         raise ConfigError(f"{output} lies in the bundle itself; write it elsewhere.")
-    others = {ending for _, endings, _ in shutil.get_unpack_formats() for ending in endings} | _OTHER_ARCHIVES
-    if output.suffix != SUFFIX and output.name.lower().endswith(tuple(others)):
+    if output.suffix != SUFFIX and ending_of(output.name):
         raise ConfigError(
             f"{output} has the name of another kind of archive: {SUFFIX} is what `chat` and others fetch."
         )

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
-from mirrorsd.server.transport.exchange import FORGOTTEN, PING, ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
 from mirrorsd.server.transport.resuming import HEADER, read_mark
 
@@ -262,19 +262,15 @@ class Front:
             await exchange.fail(error)
 
     async def _read(self, exchange: Exchange) -> bytes:
-        limits, found, num_come = self.settings.limits, bytearray(), 0
+        limits, found = self.settings.limits, bytearray()
         try:
             async with asyncio.timeout(limits.body_s):
                 async for piece in exchange.request.stream():
-                    num_come += len(piece)
-                    if num_come > FORGOTTEN * limits.body_bytes:
-                        break
-                    if num_come <= limits.body_bytes:
-                        found += piece
+                    found += piece
+                    if len(found) > limits.body_bytes:
+                        raise ApiError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {limits.body_s:g} seconds.") from None
-        if num_come > limits.body_bytes:
-            raise ApiError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
         return bytes(found)
 
     async def _answer(self, passage: Passage) -> None:

@@ -1,7 +1,7 @@
 """A server that runs: uvicorn with bounded connections, an orderly end, and one in a thread for programs and tests."""
 
 import asyncio
-import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -19,8 +19,6 @@ from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.deadlines import LINGER_S, bounded_by
 
 _AFTER_GRACE_S = 5.0
-_SIGNALLED = 128
-"""What a shell adds to a signal's number for the status of a program that it has ended."""
 _START_S = 30.0
 
 
@@ -63,7 +61,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.force_exit or self.should_exit
         if self.force_exit and self._service.is_loading:
-            os._exit(_SIGNALLED + sig)  # nothing is lost, and a load would be waited for
+            signal.signal(sig, signal.SIG_DFL)  # nothing is lost, and a load would be waited for
+            signal.raise_signal(sig)
         super().handle_exit(sig, frame)
 
     def _stop_if_failed(self, loading: "asyncio.Task[None]") -> None:

@@ -7,6 +7,7 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.texts.config import GenerationConfig
 from mirrorsd.texts.constraint import ConstraintCompiler
 from mirrorsd.texts.messages import Message
+from mirrorsd.texts.setting_rules import shown
 from mirrorsd.texts.tokenizer import BundleTokenizer, read_ids
 
 
@@ -58,8 +59,8 @@ class RequestReader:
         outside = [token for token in settings.biases if token >= self._vocab_size]
         if outside:
             raise ConfigError(
-                f"GenerationConfig.logit_bias names the id {outside[0]}; allowed: 0 to {self._vocab_size - 1}, the "
-                "vocabulary of this bundle."
+                f"GenerationConfig.logit_bias names the id {shown(outside[0])}; allowed: 0 to {self._vocab_size - 1}, "
+                "the vocabulary of this bundle."
             )
         read_ids(settings.prediction, self._vocab_size, "prediction")
         read_ids(settings.continue_from, self._vocab_size, "continue_from")

@@ -10,9 +10,6 @@ import numpy as np
 
 from mirrorsd.graphs.errors import ConfigError
 
-_MOST_IDS = 1 << 63
-"""Of any vocabulary: ids are counted in 64 bits."""
-
 
 class Rule(NamedTuple):
     """`allowed` says it in words; `read` returns the value in its one form, or raises `ValueError`."""
@@ -188,7 +185,7 @@ def read_biases(value: Any) -> tuple[tuple[int, float], ...]:
         number_of_token = int(token) if isinstance(token, str) and token.isdecimal() else read_whole(token)
         if isinstance(bias, bool | np.bool_) or not isinstance(bias, Real) or not -100 <= bias <= 100:  # type: ignore[operator]
             raise ValueError
-        if not 0 <= number_of_token < _MOST_IDS:
+        if number_of_token < 0:
             raise ValueError
         found[number_of_token] = float(bias)
     return tuple(sorted(found.items()))

@@ -41,10 +41,10 @@ _GENERATION_DEFAULTS = (
     "repetition_penalty",
     "max_new_tokens",
 )
+_EVERY_TOKEN = ("top_k", -1)
+"""As other engines write it."""
 _WHOLE = ("top_k", "max_new_tokens")
 _OF_EVERY_TEXT = ("do_sample", "repetition_penalty")
-_ALL = -1
-"""What other engines call a `top_k` of all tokens."""
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
@@ -161,7 +161,7 @@ def generation_defaults(target: Checkpoint) -> dict[str, Any]:
         ExportError: one is no number, and neither true nor false; or every text would be refused for it.
     """
     given = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
-    found = {name: _as_read(name, value) for name, value in given.items() if (name, value) != ("top_k", _ALL)}
+    found = {name: _as_read(name, value) for name, value in given.items() if (name, value) != _EVERY_TOKEN}
     temperature = found.get("temperature")
     if isinstance(temperature, int | float) and 0 <= temperature < LEAST_TEMPERATURE:
         del found["temperature"]

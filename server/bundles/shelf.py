@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest_values import read_manifest
+from mirrorsd.hub.archives import ending_of
 from mirrorsd.hub.bundles import bundle_folder, is_fetched_by
 from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
@@ -23,9 +23,6 @@ from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 
 _log = logging.getLogger("mirrorsd.server")
-_ARCHIVE = re.compile(r"\.(zip|tgz|tbz2|txz|tar(\.\w+)?)$", re.IGNORECASE)
-_JUST_LOADED_S = 0.1
-"""For what was loaded just before nobody waited for it any more."""
 _SPARE = 1.05
 """Of free memory to what a bundle is estimated to need."""
 Needs = dict[str, int]
@@ -51,7 +48,8 @@ class Shelf:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._left = asyncio.Event()
-        self._is_closed = self._is_left = False
+        self._coming: Future[LoadedBundle] | None = None
+        self._is_closed = False
 
     @cached_property
     def longest_context(self) -> int:
@@ -117,22 +115,25 @@ class Shelf:
 
     async def _opened(self, name: str) -> LoadedBundle:
         """Load on a thread of its own: nothing ends a load before its time, and no server that ends waits for it."""
-        loop, coming = asyncio.get_running_loop(), Future[LoadedBundle]()
-        coming.set_running_or_notify_cancel()
+        self._coming = coming = Future[LoadedBundle]()
 
         def load() -> None:
             try:
                 bundle = self._open(name)
             except BaseException as error:
-                coming.set_exception(error)
+                if coming.set_running_or_notify_cancel():
+                    coming.set_exception(error)
                 return
-            if self._is_left:
-                bundle.close()
-            else:
+            if coming.set_running_or_notify_cancel():
                 coming.set_result(bundle)
+            else:
+                bundle.close()  # nobody waits for it any more
 
         Thread(target=load, name="mirrorsd-load", daemon=True).start()
-        return await asyncio.wrap_future(coming, loop=loop)
+        try:
+            return await asyncio.wrap_future(coming)
+        finally:
+            self._coming = None
 
     async def _make_room(self, name: str) -> None:
         """Unload bundles until this one fits or none is left; those in use are waited for."""
@@ -190,8 +191,10 @@ class Shelf:
         self.refuse()
         if loads := list(self._loads.values()):
             _, unfinished = await asyncio.wait(loads, timeout=self._settings.grace_s)
-            self._is_left = bool(unfinished)
-            await asyncio.wait(loads, timeout=_JUST_LOADED_S)
+            if self._coming is not None and not self._coming.cancel():
+                await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)  # it has just come
+            for load in unfinished:
+                load.cancel()
         for bundle in list(self.loaded.values()):
             await asyncio.to_thread(bundle.close)
         self.loaded.clear()
@@ -222,7 +225,8 @@ def named_folders(given: Sequence[str], on_progress: Callable[[str, float], None
         name, mark, reference = _split(text)
         path = bundle_folder(reference, on_progress)
         is_here = not is_fetched_by(reference) and Path(reference).is_file()
-        called = _ARCHIVE.sub("", Path(reference).name) if is_here else path.resolve().name
+        file = Path(reference).name
+        called = file.removesuffix(ending_of(file)) if is_here else path.resolve().name
         chosen = name if mark else called.removesuffix(".mirror")
         if not chosen or not chosen.isprintable():
             raise ConfigError(f"{text!r} names no model: give NAME=FOLDER or a folder.")

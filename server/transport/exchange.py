@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
@@ -21,8 +21,6 @@ from mirrorsd.server.transport.resuming import HEADER, Resumption, mark_frame, r
 
 Model = TypeVar("Model", bound=BaseModel)
 _EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache, no-transform"}
-FORGOTTEN = 8
-"""Times the longest body, that are read and forgotten: who is cut off while he sends reads no refusal."""
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -102,11 +100,10 @@ class Exchange:
         found, num_come = bytearray(), 0
         most_kept, most = self._limits.body_bytes_for(context), self._limits.body_bytes
         given = self.request.headers.get("content-length", "")
-        can_wait = self.request.headers.get("expect", "").lower() == "100-continue"
-        if not (given.isdecimal() and int(given) > (most if can_wait else FORGOTTEN * most)):
+        if not (given.isdecimal() and int(given) > most):
             async for piece in self.request.stream():
                 self.num_read = num_come = num_come + len(piece)
-                if num_come > FORGOTTEN * most:
+                if num_come > most:
                     break
                 if num_come <= most_kept:
                     found += piece
@@ -115,8 +112,7 @@ class Exchange:
             else:
                 if num_come <= most_kept:
                     return bytes(found)
-                if num_come <= most:
-                    raise _too_long(context, f"the request has {num_come} bytes")
+                raise _too_long(context, f"the request has {num_come} bytes")
         raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
 
     async def json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
@@ -165,9 +161,24 @@ class Exchange:
             await self.mark(status=error.status)
             await self.event(error.body)
             await self.end_stream()
+        elif self.status is None and error.status in (408, 413, 415):  # what is left of the body is not waited for
+            body = json.dumps(error.body, ensure_ascii=False).encode()
+            headers = {"content-length": str(len(body)), "content-type": "application/json", "connection": "close"}
+            await self._start(error.status, headers | error.headers)
+            await self.frame(body)
+            if error.status != 408:
+                await self._forget_rest()
+            await self._send({"type": "http.response.body", "body": b""})
         elif self.status is None:
-            is_unread = error.status in (408, 413, 415)  # what is left of the body is not waited for
-            await self.json(error.body, error.status, error.headers | ({"connection": "close"} if is_unread else {}))
+            await self.json(error.body, error.status, error.headers)
+
+    async def _forget_rest(self) -> None:
+        """Read what a client still sends, as it may read no answer before; one that waits to be told to sends none."""
+        if "expect" not in self.request.headers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.body_s):
+                    while (await self._receive()).get("more_body"):
+                        pass
 
     async def disconnected(self) -> None:
         """Return when the client has gone; the body must have been read."""

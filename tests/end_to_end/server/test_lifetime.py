@@ -152,7 +152,9 @@ def test_a_server_that_ends_waits_for_no_load(tiny_bundle: Path, monkeypatch: py
         loading = asyncio.create_task(shelf.load("tiny"))
         await asyncio.to_thread(slow.began.wait, 60)
         await shelf.close()
-        assert not loading.done() and not slow.closed.is_set()
+        assert not slow.closed.is_set()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
 
     asyncio.run(end_while_loading())
     slow.may.set()
@@ -162,12 +164,10 @@ def test_a_server_that_ends_waits_for_no_load(tiny_bundle: Path, monkeypatch: py
 def test_what_was_loaded_just_before_the_grace_was_over_is_closed(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, usual, looks = Slow(), asyncio.wait, list[float]()
+    slow, usual = Slow(), asyncio.wait
 
     async def finish_meanwhile(loads: Any, timeout: float) -> Any:
-        looks.append(timeout)
-        if len(looks) > 1:
-            return await usual(loads, timeout=60)
+        monkeypatch.setattr(asyncio, "wait", usual)
         slow.may.set()
         wait_until(lambda: not any(thread.name == "mirrorsd-load" for thread in threading.enumerate()))
         return set(), set(loads)
@@ -178,7 +178,6 @@ def test_what_was_loaded_just_before_the_grace_was_over_is_closed(
         await asyncio.to_thread(slow.began.wait, 60)
         monkeypatch.setattr(asyncio, "wait", finish_meanwhile)
         await shelf.close()
-        monkeypatch.setattr(asyncio, "wait", usual)
         await loading
         assert slow.closed.is_set() and not shelf.loaded
 
@@ -187,8 +186,7 @@ def test_what_was_loaded_just_before_the_grace_was_over_is_closed(
 
 
 def test_a_second_signal_ends_a_server_that_is_loading(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(status: int) -> None:
-        raise SystemExit(status)
+    ends: list[object] = []
 
     async def load_for_ever() -> None:
         settings = ServerSettings(port=0, device_map="cpu")
@@ -197,11 +195,13 @@ def test_a_second_signal_ends_a_server_that_is_loading(tiny_bundle: Path, monkey
         app.state.service.shelf._loads["tiny"] = asyncio.create_task(asyncio.Event().wait())
         server.handle_exit(signal.SIGTERM, None)
         assert server.should_exit and not server.force_exit
-        with pytest.raises(SystemExit, match="143"):
+        with monkeypatch.context() as watched:
+            watched.setattr(signal, "signal", lambda *asked: ends.append(asked))
+            watched.setattr(signal, "raise_signal", ends.append)
             server.handle_exit(signal.SIGTERM, None)
 
-    monkeypatch.setattr(os, "_exit", end)
     asyncio.run(load_for_ever())
+    assert ends == [(signal.SIGTERM, signal.SIG_DFL), signal.SIGTERM]
 
 
 def test_a_bundle_that_cannot_be_loaded_ends_the_server(tiny_bundle: Path, tmp_path: Path) -> None:

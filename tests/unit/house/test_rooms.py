@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "tokenizer": {"chat_template", "messages", "setting_rules", "shown_text"},
         "constraint": {"config", "finite_schema", "tokenizer"},
         "speculation": {"config"},
-        "request_reader": {"config", "constraint", "messages", "tokenizer"},
+        "request_reader": {"config", "constraint", "messages", "setting_rules", "tokenizer"},
     },
     "devices": {
         "layouts": set(),

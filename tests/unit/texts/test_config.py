@@ -22,7 +22,6 @@ from mirrorsd.texts.speculation import resolve_speculation
         ({"top_p": 10**5000}, r"top_p is a int of too many digits; allowed"),
         ({"seed": 10**5000}, r"seed is a int of too many digits; allowed"),
         ({"logit_bias": {5: 10**400}}, r"logit_bias is \{5: 1000"),
-        ({"logit_bias": {10**30: 1}}, r"logit_bias is \{1000"),
         ({"temperature": "1"}, r"GenerationConfig.temperature is '1'; allowed"),
         ({"temperature": float("nan")}, r"temperature is nan"),
         ({"temperature": True}, r"temperature is True"),
