@@ -22,6 +22,7 @@ FILE_ERRORS = (
 """Those that say that a file is not the graph that the exporter wrote."""
 _LOST = ("device] is lost", "device is lost", "device lost", "887a0005", "887a0006", "887a0007", "device removed")
 """WebGPU's words and DirectX's numbers (removed, hung, reset), in small letters."""
+_WITHOUT_PATTERNS = ("CPUExecutionProvider", "DmlExecutionProvider")
 _OPENS_EXACT_INTEGERS = (1, 30)
 """The version since which ONNX Runtime opens our products of integers as `names.EXACT_INTEGERS` asks for. Earlier ones
 end the process there, on a processor without VNNI: 1.24 to 1.29 were installed one after the other, and
@@ -38,15 +39,15 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     ask_for_exact_integers(options)
     # An arena keeps what loading needed for a moment: a head's weights as they are in the file, beside the packed ones.
     options.enable_cpu_mem_arena = False
+    # A pattern of memory is kept for every combination of inputs' sizes, for good: a server of many conversations meets
+    # new ones for hours, and its heap grows (`python bench/claims/soak.py`). DirectML asks for none, either.
+    options.enable_mem_pattern = placement.provider not in _WITHOUT_PATTERNS
     if placement.threads > 1:
         # Each stage has a pool of its own: an idle one must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if len(placement.cores) == placement.threads:
             pool = ";".join(str(core + 1) for core in placement.cores[1:])
             options.add_session_config_entry("session.intra_op_thread_affinities", pool)
-    if placement.provider == "DmlExecutionProvider":
-        # ONNX Runtime's page on DirectML: neither memory patterns nor parallel execution.
-        options.enable_mem_pattern = False
     # So that the session can say afterwards which node runs where.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if placement.provider != "CPUExecutionProvider":

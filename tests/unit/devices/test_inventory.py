@@ -152,7 +152,7 @@ def test_no_provider_but_the_cpu_s_falls_back_to_the_cpu(provider: str, options:
     session = session_options(placement)
     if provider != "CPUExecutionProvider":
         assert session.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
-    assert session.enable_mem_pattern == (provider != "DmlExecutionProvider")
+    assert session.enable_mem_pattern == (provider not in {"CPUExecutionProvider", "DmlExecutionProvider"})
 
 
 def test_cuda_options_follow_what_the_stages_compute_in_and_whose_stream_it_is() -> None:
