@@ -49,7 +49,7 @@ class Shelf:
         self._one_at_a_time = asyncio.Lock()
         self._left = asyncio.Event()
         self._coming: Future[LoadedBundle] | None = None
-        self._is_closed = False
+        self._closing = asyncio.Event()
 
     @cached_property
     def longest_context(self) -> int:
@@ -67,7 +67,7 @@ class Shelf:
         found = self.known(name)
         while found not in self.loaded:
             await self.load(found)
-        if self._is_closed:
+        if self._closing.is_set():
             raise not_now("closing")
         bundle = self.loaded.pop(found)
         self.loaded[found] = bundle  # the last of those that were used
@@ -93,13 +93,25 @@ class Shelf:
         return found
 
     async def load(self, name: str) -> None:
-        """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it."""
-        if self._is_closed:
+        """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it.
+
+        Raises:
+            ApiError: the server is stopping; who waits is told so at once.
+            BundleError, ConfigError, DeviceError: it cannot be loaded.
+        """
+        if self._closing.is_set():
             raise not_now("closing")
         if name not in self._loads:
             self._loads[name] = asyncio.create_task(self._load_in_turn(name))
             self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
-        await asyncio.shield(self._loads[name])
+        load, closing = self._loads[name], asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait((load, closing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+        if not load.done():
+            raise not_now("closing")
+        load.result()
 
     @property
     def is_loading(self) -> bool:
@@ -108,9 +120,9 @@ class Shelf:
 
     async def _load_in_turn(self, name: str) -> None:
         async with self._one_at_a_time:
-            if name not in self.loaded and not self._is_closed:
+            if name not in self.loaded and not self._closing.is_set():
                 await self._make_room(name)
-                if not self._is_closed:
+                if not self._closing.is_set():
                     self.loaded[name] = await self._opened(name)
 
     async def _opened(self, name: str) -> LoadedBundle:
@@ -184,7 +196,7 @@ class Shelf:
 
     def refuse(self) -> None:
         """Take no more requests."""
-        self._is_closed = True
+        self._closing.set()
 
     async def close(self) -> None:
         """Unload everything; what is still being loaded has `grace_s`, and is closed behind that when it is there."""

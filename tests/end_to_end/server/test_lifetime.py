@@ -20,6 +20,7 @@ from mirrorsd.devices import freed_memory
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.app import build_app
 from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.front import build_front
 from mirrorsd.server.running import configured
 from mirrorsd.server.transport import deadlines
@@ -151,10 +152,12 @@ def test_a_server_that_ends_waits_for_no_load(tiny_bundle: Path, monkeypatch: py
         shelf = Shelf({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu", grace_s=0.05))
         loading = asyncio.create_task(shelf.load("tiny"))
         await asyncio.to_thread(slow.began.wait, 60)
+        shelf.refuse()
+        with pytest.raises(ApiError, match="closing") as told:  # before the grace is over, which is for the load
+            await loading
+        assert told.value.status == 503 and shelf.is_loading
         await shelf.close()
         assert not slow.closed.is_set()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
 
     asyncio.run(end_while_loading())
     slow.may.set()
