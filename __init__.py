@@ -1,5 +1,6 @@
 """Mirror speculative decoding for ordinary PCs: export a pair of language models, run it on two devices."""
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ __all__ = [
     "__version__",
     "tune",
 ]
+# ONNX Runtime, since 1.29, reports machines and sessions to its maker, unless it is told not to before its import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # OpenVINO and NNCF report imports and conversions to their maker by this package, and do without where there is none.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 _OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")

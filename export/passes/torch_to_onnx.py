@@ -4,6 +4,8 @@ Owns: the one call of `torch.onnx.export`, and putting lazy weights into its res
 graph passes, files.
 """
 
+import copy
+import functools
 import logging
 import math
 import warnings
@@ -16,6 +18,7 @@ import onnx_ir.passes.common as common
 import torch
 from onnxscript import optimizer
 from torch import Tensor, nn
+from torch.onnx._internal.exporter import _registration
 
 from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.passes.stamping import calls_of, count_rows_by_hidden, likeness, open_weights, stamp
@@ -26,7 +29,6 @@ from mirrorsd.graphs.errors import ExportError
 
 OPSET = 23
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7}
-_EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
         ExportError: PyTorch cannot export this model.
     """
     try:
-        with _silenced(), torch.no_grad():
+        with _silenced(), _operators_at_hand(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 tuple(_example(spec) for spec in contract.inputs),
@@ -171,7 +173,7 @@ def _dynamic_axes(contract: StageContract) -> tuple[dict[int, object], ...]:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Drop the exporter's own notes: torch's use of a name that torch has renamed, and operators of torchvision."""
-    logger = logging.getLogger(_EXPORTER_LOGGER)
+    logger = logging.getLogger(_registration.__name__)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -180,3 +182,26 @@ def _silenced() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _operators_at_hand() -> Iterator[None]:
+    """Have the exporter take its operators from memory: it reads all their sources for every graph otherwise."""
+    owner, known = _registration.ONNXRegistry, _known_operators(OPSET)
+
+    def copied(*_: object, **__: object) -> _registration.ONNXRegistry:
+        registry = copy.copy(known)
+        registry.functions = {name: list(forms) for name, forms in known.functions.items()}
+        return registry
+
+    usual = vars(owner)["from_torchlib"]
+    owner.from_torchlib = copied  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        owner.from_torchlib = usual
+
+
+@functools.cache
+def _known_operators(opset: int) -> _registration.ONNXRegistry:
+    return _registration.ONNXRegistry.from_torchlib(opset_version=opset)
