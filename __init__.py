@@ -42,9 +42,8 @@ __all__ = [
     "__version__",
     "tune",
 ]
-# ONNX Runtime, since 1.29, reports machines and sessions to its maker, unless it is told not to before its import.
+# Nothing is reported to makers: OpenVINO and NNCF do without this package, ONNX Runtime (1.29 and later) reads this.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-# OpenVINO and NNCF report imports and conversions to their maker by this package, and do without where there is none.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 _OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 

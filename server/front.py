@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import zip_longest
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -25,34 +26,17 @@ from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
-from mirrorsd.server.transport.resuming import HEADER, read_mark
+from mirrorsd.server.transport.resuming import HEADER, continued, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
 FRAME_END = b"\n\n"
 _OWN_HEADERS = frozenset(
-    (
-        *(
-            b"host",
-            b"connection",
-            b"content-length",
-            b"transfer-encoding",
-            b"keep-alive",
-            b"te",
-            b"trailer",
-            b"upgrade",
-        ),
-        *(b"expect", b"accept-encoding", b"origin", b"referer", HEADER.encode()),
-    )
+    b"host connection content-length transfer-encoding keep-alive te trailer upgrade".split()
+    + b"expect accept-encoding origin referer".split()
 )
 """Of a request: between two machines only, or checked by the front already."""
-_PASSED_BACK = (
-    "content-type",
-    "retry-after",
-    "x-mirrorsd-unknown-fields",
-    "x-should-retry",
-    "www-authenticate",
-    "location",
-)
+_UNKNOWN_FIELDS = "x-mirrorsd-unknown-fields"
+_PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", _UNKNOWN_FIELDS)
 _PASSED_BACK_BY_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
 _ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
 """Answers of one server that may be otherwise at another."""
@@ -97,6 +81,11 @@ class Passage:
         """Whether a server has begun with the answer."""
         return bool(self._known)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether a text is asked for, which is worth waiting for a server that is coming."""
+        return self.exchange.request.method == "POST"
+
     def request(self, client: httpx2.AsyncClient, server: str) -> httpx2.Request:
         """What to ask a server now."""
         scope = self.exchange.request.scope
@@ -107,7 +96,7 @@ class Passage:
             for name, value in scope["headers"]
             if name not in _OWN_HEADERS and not name.startswith((b"sec-", b"proxy-"))
         ]
-        if scope["method"] == "POST":
+        if self.is_text:
             headers.append((HEADER.encode(), json.dumps(self._known).encode()))
         url = server + (path.partition(b"?")[0] + query).decode("latin-1")
         return client.build_request(scope["method"], url, headers=headers, content=self._content())
@@ -116,10 +105,13 @@ class Passage:
         """The client's body, and behind an answer's beginning what it goes on from."""
         if not self.is_begun:
             return self._body
-        more: dict[str, Any] = {"continue_from": self._ids} if self._ids else {}
+        body = json.loads(self._body)
+        if self._ids:  # behind those that the client brought along
+            brought = continued(body.get("continue_from"))
+            body["continue_from"] = [[*first, *ids] for first, ids in zip_longest(brought, self._ids, fillvalue=())]
         if self._seed is not None:
-            more["seed"] = self._seed
-        return json.dumps(json.loads(self._body) | more).encode()
+            body["seed"] = self._seed
+        return json.dumps(body).encode()
 
     async def pass_whole(self, answer: httpx2.Response) -> None:
         """Pass on an answer that is no text."""
@@ -129,11 +121,20 @@ class Passage:
         }
         await self.exchange.whole(body, headers, answer.status_code)
 
-    async def pass_raw(self, answer: httpx2.Response) -> None:
-        """Pass on a stream that nobody can go on with: one that was kept for whoever asks for it."""
+    async def pass_kept(self, answer: httpx2.Response) -> None:
+        """Pass on a stream that nobody can go on with: one that was kept for whoever asks for it.
+
+        Raises:
+            ApiError: it broke off.
+        """
         await self.exchange.begin_stream()
-        async for piece in answer.aiter_raw():
-            await self.exchange.frame(piece)
+        try:
+            async for frame in frames_of(answer.aiter_raw()):
+                if read_mark(frame) is None:
+                    await self.exchange.frame(frame + FRAME_END)
+        except httpx2.TransportError as error:
+            message = "The server that has this answer broke off; another one has not got it. Ask for it once more."
+            raise ApiError(503, message, code="answer_broken_off") from error
         await self.exchange.end_stream()
 
     async def follow(self, answer: httpx2.Response) -> bool:
@@ -210,7 +211,7 @@ class Passage:
             await self.exchange.whole(refusal.body, refusal.headers, refusal.status)
 
     async def _begin(self, answer: httpx2.Response) -> None:
-        headers = {name: answer.headers[name] for name in _PASSED_BACK[2:3] if name in answer.headers}
+        headers = {name: answer.headers[name] for name in (_UNKNOWN_FIELDS,) if name in answer.headers}
         await self.exchange.begin_stream(headers)
 
     @property
@@ -252,6 +253,10 @@ class Front:
         """Answer one request, as ASGI has it: by whichever server answers."""
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
+            if HEADER in exchange.request.headers:
+                raise ApiError(
+                    400, "A front asks here, and this is one: give it the servers.", code="front_behind_front"
+                )
             body = await self._read(exchange)
             if self.is_closing:
                 raise not_now("closing")
@@ -288,7 +293,7 @@ class Front:
                 if passage.num_steps > num_steps:
                     until, num_steps, num_different, pause_s = self._until(), passage.num_steps, 0, 0.05
             is_busy = not passage.is_begun and all(status in (409, 429) for status in statuses)
-            if is_busy or num_different >= max(_MOST_DIFFERENT, 2 * len(self.servers)):
+            if not passage.is_text or is_busy or num_different >= max(_MOST_DIFFERENT, 2 * len(self.servers)):
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -317,14 +322,15 @@ class Front:
 
     async def _is_passed_on(self, passage: Passage, answer: httpx2.Response) -> bool:
         kind = answer.headers.get("content-type", "")
-        if answer.status_code in _ANOTHER_MAY or (passage.is_begun and not kind.startswith("text/event-stream")):
+        is_torn = passage.exchange.is_stream and not kind.startswith("text/event-stream")
+        if answer.status_code in _ANOTHER_MAY or is_torn:
             headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
             passage.refusal = Refusal(answer.status_code, await answer.aread(), headers)
             return False
         if not kind.startswith("text/event-stream"):
             await passage.pass_whole(answer)
-        elif passage.exchange.request.method != "POST":
-            await passage.pass_raw(answer)
+        elif not passage.is_text:
+            await passage.pass_kept(answer)
         else:
             return await passage.follow(answer)
         return True
@@ -361,9 +367,12 @@ def servers_of(given: Sequence[str]) -> list[str]:
     if not given:
         raise ConfigError("No server was given: name at least one, like http://127.0.0.1:8601.")
     for text in given:
-        url = httpx2.URL(text) if text.isprintable() else httpx2.URL("")
-        if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment or url.userinfo:
-            raise ConfigError(f"{text!r} is no address of a server; allowed: http://HOST:PORT, with a path or without.")
+        with suppress(httpx2.InvalidURL):
+            url = httpx2.URL(text)
+            is_whole = url.scheme in ("http", "https") and url.host and (url.port is None or 0 < url.port < 1 << 16)
+            if is_whole and " " not in text and not (url.query or url.fragment or url.userinfo):
+                continue
+        raise ConfigError(f"{text!r} is no address of a server; allowed: http://HOST:PORT, with a path or without.")
     return [text.rstrip("/") for text in given]
 
 

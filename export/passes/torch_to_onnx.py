@@ -199,7 +199,7 @@ def _operators_at_hand() -> Iterator[None]:
     try:
         yield
     finally:
-        owner.from_torchlib = usual
+        owner.from_torchlib = usual  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Started, Task, se
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import PING, Exchange
-from mirrorsd.server.transport.resuming import Resumption
+from mirrorsd.server.transport.resuming import Resumption, continued
 from mirrorsd.server.wire.fields import TextRequest
 
 __all__ = ["Job", "Reader"]
@@ -68,7 +68,7 @@ class Job:
                 code="fingerprint_differs",
             )
         self.id, self.created = earlier.id or f"{self.kind}{uuid4().hex}", earlier.created or int(time())
-        sent = [*continued(self.body)[self.first_index :][: self.num_choices]]
+        sent = [*continued(self.body.continue_from)[self.first_index :][: self.num_choices]]
         sent += [[]] * (self.num_choices - len(sent))
         configs = seeded_configs(self.bundle, self.settings, self.num_choices)
         self.configs = [
@@ -174,23 +174,13 @@ class Job:
         return found
 
 
-def continued(body: TextRequest) -> Sequence[Sequence[int]]:
-    """What the choices of a request go on from, as far as it says.
-
-    >>> continued(TextRequest(continue_from=[5, 6])), continued(TextRequest())
-    ([[5, 6]], [])
-    """
-    ids = body.continue_from or []
-    return [ids] if ids and isinstance(ids[0], int) else ids  # type: ignore[return-value]
-
-
 def check_continued(body: TextRequest, num_choices: int) -> None:
     """Refuse ids of more choices than there are.
 
     Raises:
         ApiError: see there.
     """
-    found = len(continued(body))
+    found = len(continued(body.continue_from))
     if found > num_choices:
         message = f"continue_from has ids of {found} choices; {num_choices} are asked for."
         raise ApiError(400, message, param="continue_from")

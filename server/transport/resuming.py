@@ -7,7 +7,7 @@ else ignores comments. Where the stream breaks off, the front asks another serve
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -59,6 +59,16 @@ def read_resumption(text: str | None) -> Resumption | None:
     except (ValidationError, ValueError) as error:
         first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ApiError(400, f"The header {HEADER} cannot be read: {first}.", code="invalid_header") from None
+
+
+def continued(given: Sequence[int] | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]]:
+    """What the choices of a request go on from, by its `continue_from`, as far as it says.
+
+    >>> continued([5, 6]), continued([[5], []]), continued(None)
+    ([[5, 6]], [[5], []], [])
+    """
+    ids = given or []
+    return [ids] if ids and isinstance(ids[0], int) else ids  # type: ignore[list-item, return-value]
 
 
 def mark_frame(facts: Mapping[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ from mirrorsd.bench.claims.serving.commands import Command
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server import Limits, Running, ServerSettings
 from mirrorsd.server.front import build_front, servers_of
+from mirrorsd.server.transport.resuming import read_mark
 from mirrorsd.tests.end_to_end.server.serving_here import CHAT, post, raw, served, status_of
 from mirrorsd.tests.end_to_end.server.test_resumed_answers import FOX, WAYS, text_of, unchunked, usages
 
@@ -141,6 +142,56 @@ def test_a_connection_that_breaks_anywhere_changes_nothing(behind: tuple[Cutting
         cutting.left = None
 
 
+@pytest.mark.parametrize("num_choices", (1, 2))
+def test_what_a_client_goes_on_from_stands_before_what_was_sent(
+    behind: tuple[Cutting, Running], num_choices: int
+) -> None:
+    """A client that brings ids along, as one whose connection broke does, loses no other, and gets none twice."""
+    cutting, running = behind
+    body = {"model": "tiny", "messages": FOX, "max_tokens": 48, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    body |= {"n": num_choices, "stream": True, "stream_options": {"include_usage": True}}
+    told = frames(raw(running, post(running, CHAT, json.dumps(body).encode(), x_mirrorsd_resume="{}")))
+    ids: list[list[int]] = [[] for _ in range(num_choices)]
+    for mark in filter(None, map(read_mark, told)):
+        if "choice" in mark:
+            ids[mark["choice"]] += mark["ids"]
+    body["continue_from"] = [own[: 10 + 5 * choice] for choice, own in enumerate(ids)]
+    whole = raw(running, post(running, CHAT, json.dumps(body).encode()))
+    for parts in (3, 2, 1):
+        with front_of([cutting.url, running.url]) as front:
+            cutting.left, num_cut = len(whole) // parts, cutting.num_cut
+            found = raw(front, post(front, CHAT, json.dumps(body).encode()))
+        assert cutting.num_cut == num_cut + 1
+        assert (text_of(frames(found)), usages(frames(found))) == (text_of(frames(whole)), usages(frames(whole)))
+
+
+def test_a_kept_answer_that_breaks_off_ends_with_an_error_and_says_nothing_twice(
+    behind: tuple[Cutting, Running],
+) -> None:
+    cutting = behind[0]
+    key = "mirrored-answer-0001"
+    body = {"model": "tiny", "messages": FOX, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with front_of([cutting.url]) as front:
+        asked = {**body, "temperature": 0, "mirror_keep": key}
+        whole = text_of(frames(raw(front, post(front, CHAT, json.dumps(asked).encode()))))
+        request = f"GET /v1/answers/{key} HTTP/1.1\r\nHost: 127.0.0.1:{front.port}\r\nConnection: close\r\n\r\n"
+        kept = frames(raw(front, request.encode()))
+        assert text_of(kept) == whole and not any(map(read_mark, kept))
+        cutting.left = 9000
+        torn = frames(raw(front, request.encode()))
+    cutting.left = None
+    assert 0 < len(torn) < len(kept) and torn[:-1] == kept[: len(torn) - 1]
+    assert b"answer_broken_off" in torn[-1]
+
+
+def test_a_front_before_a_front_is_refused_in_words(serving: Running) -> None:
+    with front_of([serving.url]) as inner, front_of([inner.url]) as outer:
+        for is_stream in (True, False):
+            body = {"model": "tiny", **WAYS["greedy"][1], "stream": is_stream}
+            answer = raw(outer, post(outer, CHAT, json.dumps(body).encode()))
+            assert status_of(answer) == 400 and b"front_behind_front" in answer
+
+
 def without_ids(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_ids(found) for name, found in value.items() if name not in ("id", "item_id", "call_id")}
@@ -253,6 +304,15 @@ def test_no_server_at_all_is_an_error_that_says_so() -> None:
         assert b"No server answers" in answer
 
 
+def test_what_is_no_text_waits_for_no_server() -> None:
+    """Who asks for the health of a front is a balancer, with a deadline of its own."""
+    started = time.monotonic()
+    with front_of([f"http://127.0.0.1:{free_port()}"], elsewhere_s=60) as front:
+        answer = raw(front, f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{front.port}\r\n\r\n".encode())
+    assert status_of(answer) == 503
+    assert time.monotonic() - started < 30
+
+
 def test_everything_else_is_passed_on_as_it_is(serving: Running) -> None:
     with front_of([serving.url]) as front:
         for path in ("/v1/models", "/health", "/openapi.json", "/", "/page/page.css", "/nowhere"):
@@ -271,7 +331,11 @@ def test_everything_else_is_passed_on_as_it_is(serving: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ("", "127.0.0.1:80", "ftp://a", "http://", "http://a?b", "http://u:p@a", "http://a\n")
+    "address",
+    (
+        *("", "127.0.0.1:80", "ftp://a", "http://", "http://a?b", "http://u:p@a", "http://a\n", "http://a b"),
+        *("http://a:b", "http://[::1", "http://a:99999", "http://a:0", "http://a:80 "),
+    ),
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a server"):

@@ -32,7 +32,7 @@ assert type(ovc.telemetry).__module__ == "openvino.tools.ovc.telemetry_stub", ty
 def test_neither_imports_nor_conversions_nor_sessions_are_reported(tmp_path: Path) -> None:
     """A home of its own has no note that somebody once said no; `CI` would silence them, too.
 
-    ONNX Runtime connects from threads of its own, which no Python sees: it leaves a device's number and a queue at home.
+    ONNX Runtime connects from threads that no Python sees: it leaves a device's number and a queue at home.
     """
     home = {name: str(tmp_path) for name in ("HOME", "USERPROFILE", "LOCALAPPDATA")}
     program = [sys.executable, "-c", LISTENS, str(tmp_path / "model.onnx")]

@@ -1,13 +1,12 @@
 """From PyTorch modules to graphs."""
 
-import onnxscript
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.onnx._internal.exporter import _registration
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from mirrorsd.export.passes.quantise import QuantiseWeights
-from mirrorsd.export.passes.torch_to_onnx import Weights, export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, _operators_at_hand, export_stage
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 
@@ -37,16 +36,19 @@ def test_a_matrix_that_several_products_read_is_turned_once_and_packed() -> None
 
 
 def test_the_exporter_reads_its_operators_once_for_all_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = TensorSpec(name="rows", dtype="float32", shape=(1, "S", WIDTH))
-    contract = StageContract(name="twice", inputs=(spec,), outputs=(spec.model_copy(update={"name": "found"}),))
+    rows, found = (TensorSpec(name=name, dtype="float32", shape=(1, "S", WIDTH)) for name in ("rows", "found"))
+    contract = StageContract(name="twice", inputs=(rows,), outputs=(found,))
     export_stage(Twice(), contract, Weights())
-    usual, read = vars(_registration.ONNXRegistry)["from_torchlib"], list[object]()
-    monkeypatch.setattr(_registration.ONNXRegistry, "from_torchlib", read.append)
+    read = list[object]()
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", read.append)
     export_stage(Twice(), contract, Weights())
-    assert not read
-    monkeypatch.undo()
-    assert vars(_registration.ONNXRegistry)["from_torchlib"] is usual
+    assert not read and vars(ONNXRegistry)["from_torchlib"] == read.append
 
 
-def test_another_exporter_of_the_process_has_operators_of_its_own() -> None:
-    ...
+def test_what_another_exporter_adds_to_its_operators_stays_its_own() -> None:
+    sine = torch.ops.aten.sin.default
+    with _operators_at_hand():
+        theirs = ONNXRegistry.from_torchlib()
+        theirs.register_op(sine, lambda rows: rows)
+        others = ONNXRegistry.from_torchlib()
+    assert len(others.get_decomps(sine)) + 1 == len(theirs.get_decomps(sine))
