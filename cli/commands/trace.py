@@ -22,16 +22,16 @@ def trace(
     ] = None,
 ) -> None:
     """Draw which device did what when, with the words that each step brought."""
-    picture = output or file.with_suffix(".html")
-    if picture.suffix not in (".html", ".svg"):
-        raise ConfigError(f"{picture} ends in {picture.suffix or 'nothing'!r}; give a name that ends in .html or .svg.")
-    check_writable("--output", picture)
     from mirrorsd.cli.output.timeline import draw
     from mirrorsd.cli.output.trace_picture import page, read_trace
 
     whole = read_trace(file)
+    picture = output or file.with_suffix(".html")
+    if picture.suffix not in (".html", ".svg"):
+        raise ConfigError(f"{picture} ends in {picture.suffix or 'nothing'!r}; give a name that ends in .html or .svg.")
+    check_writable("--output", picture)
     begin = max(0.0, whole.length_ms / 2) if start_ms is None else start_ms
-    if begin >= whole.length_ms:
+    if not begin < whole.length_ms:
         raise ConfigError(f"--start-ms is {begin:g}, but the trace ends after {whole.length_ms:.1f} ms.")
     length = length_ms or whole.usual_stretch()
     if picture.suffix == ".html":

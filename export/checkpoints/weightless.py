@@ -4,6 +4,8 @@ Owns: building the model with parameters that take no memory, which stored tenso
 modules. Does not own: the bytes (`stored_tensors.py`), their stored form (`rounded_weights.py`), stages.
 """
 
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,6 +140,7 @@ def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> We
     with torch.device("meta"):  # nothing takes memory before its sizes are known to be those of the weights
         sketch = _built(config, checkpoint, dtype)
     _untie(sketch, checkpoint)
+    _tell_what_is_left(sketch, checkpoint)
     _places(sketch, checkpoint)
     with _parameters_on_meta():
         network = _built(config, checkpoint, dtype)
@@ -240,24 +243,58 @@ def _stored_by_name(network: Any, checkpoint: Checkpoint) -> dict[str, StoredTen
 
     Of several tensors for one parameter the first one in the order of their names counts, as in transformers.
     """
-    prefix = f"{network.base_model_prefix}."
     known = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     found: dict[str, StoredTensor] = {}
-    name_of = FAMILIES[network.config.model_type].name_of
     for file_name in sorted(checkpoint.tensors, key=lambda name: name.split(".")):
-        stored_name = name_of(file_name)
-        bare = stored_name.removeprefix(prefix)
-        nested = bare.removeprefix(_OF_TEXT)
-        candidates = (
-            bare if bare != stored_name else "",
-            prefix + stored_name,
-            stored_name,
-            prefix + nested if nested != bare else "",
-        )
-        name = next((candidate for candidate in candidates if candidate in known), None)
+        name = next((candidate for candidate in _names_of(file_name, network) if candidate in known), None)
         if name is not None:
             found.setdefault(name, checkpoint.tensors[file_name])
     return found
+
+
+def _names_of(file_name: str, network: Any) -> list[str]:
+    """What a tensor of a checkpoint may be called in the network, likeliest first."""
+    prefix = f"{network.base_model_prefix}."
+    stored_name = FAMILIES[network.config.model_type].name_of(file_name)
+    bare = stored_name.removeprefix(prefix)
+    nested = bare.removeprefix(_OF_TEXT)
+    first, last = [bare] if bare != stored_name else [], [prefix + nested] if nested != bare else []
+    return [*first, prefix + stored_name, stored_name, *last]
+
+
+def _tell_what_is_left(network: Any, checkpoint: Checkpoint) -> None:
+    """Warn of weights that belong to the network and have no place in it: nobody reads them, transformers neither.
+
+    Such are a bias of a product that has none by the config, and layers and experts behind the last one. Of what
+    belongs to other parts (pictures, heads of its own) nothing is said, as transformers says nothing of what it knows.
+    """
+    known = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in network.named_buffers()}
+    parts = dict(network.named_modules())
+    ignored = [re.compile(pattern) for pattern in network._keys_to_ignore_on_load_unexpected or ()]
+
+    def is_surplus(name: str) -> bool:
+        steps = name.split(".")
+        for place, step in enumerate(steps):
+            part = parts.get(".".join(steps[:place]))
+            if isinstance(part, nn.ModuleList) and step.isdecimal() and int(step) >= len(part):
+                return True
+        owner = parts.get(".".join(steps[:-1]))
+        return owner is not None and any(own is not None for own in owner._parameters.values())
+
+    surplus = [
+        file_name
+        for file_name in checkpoint.tensors
+        if known.isdisjoint(names := _names_of(file_name, network))
+        and any(map(is_surplus, names))
+        and not any(pattern.search(name) for pattern in ignored for name in names)
+    ]
+    if surplus:
+        message = (
+            f"the {checkpoint.role} {checkpoint.folder} has {len(surplus)} weights that its config.json has no place "
+            f"for, and that are not read, for example {min(surplus)!r}: see whether the two belong together"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _places(network: Any, checkpoint: Checkpoint) -> dict[int, StoredTensor]:

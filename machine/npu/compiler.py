@@ -111,6 +111,8 @@ class NpuCompiler:
         Raises:
             ConfigError: none is given, and OpenVINO has none here.
         """
+        if command is not None and not command.split():
+            raise ConfigError("--npu-compiler is empty; expected the command of a compiler.")
         if command is None and not has_own_compiler():
             raise ConfigError(_NO_COMPILER)
         self._command = _from_here(shlex.split(command)) if command else _OWN
@@ -119,7 +121,7 @@ class NpuCompiler:
         """Compile a static graph for `platform` into the file `blob`, which is missing where it is refused.
 
         Raises:
-            DeviceError: the command cannot be run, or does not end in time.
+            DeviceError: the command cannot be run, does not end in time, or is no such compiler.
         """
         with tempfile.TemporaryDirectory(prefix="mirrorsd-npu-") as scratch:
             path, made = Path(scratch) / "draft.xml", Path(scratch) / "draft.blob"
@@ -127,9 +129,15 @@ class NpuCompiler:
             options = tile_options(model) | {"NPU_COMPILATION_MODE_PARAMS": "enable-schedule-trace=true"}
             properties = (f"{name}={value}" for name, value in options.items())
             said, status = self._run((str(path), str(made), platform, *properties), Path(scratch))
+            error = _error_in(said)
+            if not (status or error or made.is_file()):
+                raise DeviceError(
+                    f"{shlex.join(self._command)} ended with 0 and wrote no blob: it is no compiler that takes "
+                    "MODEL.xml BLOB PLATFORM KEY=VALUE... Check --npu-compiler."
+                )
             head: dict[str, Any] = {"shape": shape, "platform": platform, "weight_bytes": weight_bytes(model)}
             if status or not made.is_file():
-                return ShapeReport(**head, error=_error_in(said) or f"exit status {status}: {said.strip()[-300:]}")
+                return ShapeReport(**head, error=error or f"exit status {status}: {said.strip()[-300:]}")
             blob.parent.mkdir(parents=True, exist_ok=True)
             blob.write_bytes(made.read_bytes())
             trace = Path(scratch) / _TRACE

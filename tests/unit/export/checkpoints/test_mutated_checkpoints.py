@@ -4,6 +4,7 @@ import pytest
 from mutated_checkpoints import ALLOWED, Mutation, Verdict, run
 
 
+@pytest.mark.filterwarnings("ignore:.*has no place for")
 @pytest.mark.parametrize(
     ("number", "seed"),
     [

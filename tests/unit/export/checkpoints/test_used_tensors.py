@@ -1,6 +1,7 @@
 """Which tensors and files a checkpoint really uses: those that transformers loads from the folder."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,30 @@ def test_of_two_names_for_one_parameter_the_one_counts_that_counts_for_transform
     check_is_what_transformers_loads(folder, is_tied=False)
 
 
-def test_tensors_that_no_parameter_uses_are_left_alone(folder: Path) -> None:
-    extra = {"model.layers.7.mlp.up_proj.weight": torch.ones(2), "ids": torch.ones(2, dtype=torch.int64)}
-    change_tensors(folder, lambda tensors: tensors | extra)
-    check_is_what_transformers_loads(folder, is_tied=False)
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("model.layers.7.mlp.up_proj.weight", True),
+        ("layers.2.mlp.up_proj.weight", True),
+        ("model.layers.0.self_attn.q_proj.bias", True),
+        ("model.norm.bias", True),
+        ("ids", False),
+        ("visual.layers.9.weight", False),
+        ("model.rotary_emb.inv_freq", False),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False),
+    ],
+)
+def test_tensors_that_no_parameter_uses_are_left_and_told_of(folder: Path, name: str, is_told: bool) -> None:
+    """Those of other parts are left without a word."""
+    change_tensors(folder, lambda tensors: tensors | {name: torch.ones(2)})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        open_model(open_checkpoint(folder, "target"))
+    words = [str(one.message) for one in told if "no place for" in str(one.message)]
+    assert len(words) == is_told and all(name in message for message in words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_is_what_transformers_loads(folder, is_tied=False)
 
 
 def write_shards(folder: Path, tensors: Tensors, **index: object) -> None:

@@ -75,16 +75,22 @@ def test_a_refusal_is_in_the_compilers_own_words_once(tmp_path: Path) -> None:
     assert not (tmp_path / "none.blob").exists()
 
 
-def test_a_compiler_that_ends_without_a_blob_has_refused(tmp_path: Path) -> None:
-    found = NpuCompiler(command(tmp_path, "print('nothing to say')")).compile(draft(), "s", "3720", tmp_path / "b")
-    assert found.error == "exit status 0: nothing to say"
+def test_what_ends_without_a_blob_and_a_word_of_why_is_no_compiler(tmp_path: Path) -> None:
+    """The draft is not at fault, so that nothing is kept of it."""
+    with pytest.raises(DeviceError, match=r"wrote no blob.*Check --npu-compiler"):
+        NpuCompiler(command(tmp_path, "print('nothing to say')")).compile(draft(), "s", "3720", tmp_path / "b")
+
+
+@pytest.mark.parametrize("words", ["", " "])
+def test_a_command_of_no_word_is_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="--npu-compiler is empty"):
+        NpuCompiler(words)
 
 
 def test_the_compiler_is_told_platform_trace_and_tiles(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
-    NpuCompiler(command(tmp_path, f"json.dump([platform, *properties], open({str(told)!r}, 'w'))")).compile(
-        draft(), "s", "5010", tmp_path / "b"
-    )
+    body = f"json.dump([platform, *properties], open({str(told)!r}, 'w'))\nopen(blob, 'w').close()"
+    NpuCompiler(command(tmp_path, body)).compile(draft(), "s", "5010", tmp_path / "b")
     expected = ["5010", "NPU_TILES=2", "NPU_COMPILATION_MODE_PARAMS=enable-schedule-trace=true"]
     assert json.loads(told.read_text()) == expected
 
