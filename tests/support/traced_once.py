@@ -9,7 +9,6 @@ graph is handed out, to another process, too; numbers are put in afterwards.
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,6 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_to_onnx, "trace", remembered)
         patch.setattr(draft_accuracy, "NUM_LENGTH_TEXTS", NUM_LENGTH_TEXTS)
-        list_operators_once(patch)
         gc.freeze()
         usual = gc.get_threshold()
         gc.set_threshold(*usual[:2], FULL_COLLECTION)
@@ -118,15 +116,6 @@ def without_cached_shapes() -> Iterator[None]:
 
     with settings.patch(fake_tensor_cache_enabled=False):
         yield
-
-
-def list_operators_once(patch: pytest.MonkeyPatch) -> None:
-    """PyTorch lists the operators that it can translate at every export, which takes a tenth of it."""
-    try:
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-    except ImportError:  # another version's place
-        return
-    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
 
 
 Tables = Mapping[str, tuple[Any, str, Any]]
