@@ -46,7 +46,8 @@ def atomic_folder(
     try:
         lock = FolderLock(final.with_name(f".{final.name}.lock"), f"export to {final.name}")
     except OSError as error:
-        raise ExportError(f"cannot write into {final.parent}: {error}") from error
+        reason = error.strerror or error
+        raise ExportError(f"cannot write into {final.parent} ({reason}): choose another folder as --output") from error
     try:
         _undo_half_a_swap(final)
         _check_place(final, overwrite=overwrite)
