@@ -93,7 +93,8 @@ class Experts(nn.ModuleList):
             joined = _biased(joined, self.gate_up_proj_bias, torch.full_like(places, number))
             answers = expert.down_proj(self._gate(joined))
             answers = _biased(answers, self.down_proj_bias, torch.full_like(places, number))
-            total.index_add_(0, places, answers * shares[places, slots, None])
+            answers = answers * shares[places, slots, None]
+            total.index_add_(0, places, answers.to(total.dtype))  # bfloat16 under autocast
         return total
 
     def _sorted(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:

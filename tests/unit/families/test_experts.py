@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from family_cases import CASES, Case
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from mirrorsd.export.estimate import estimate_sizes
 from mirrorsd.export.options import ExportOptions
@@ -22,6 +23,7 @@ TINY = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+MIXTURES = [case for case in CASES if any("experts" in name for name in case.sizes)]
 QWEN3_30B_A3B = {"num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True}
 """What its config.json says beyond transformers' defaults."""
 
@@ -48,6 +50,19 @@ def test_separate_experts_answer_as_the_fused_ones_and_hold_their_numbers() -> N
     assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.std())
     mixture = Mixture()
     assert (len(mixture.experts_of(names)), len(mixture.routers_of(names))) == (2 * 6 * 3, 2)
+
+
+@pytest.mark.parametrize("case", MIXTURES, ids=[case.family for case in MIXTURES])
+def test_a_mixture_runs_with_products_in_bfloat16(case: Case) -> None:
+    """So does an export of integers read what products take, on a processor that has them; sums stay in float32."""
+    sizes = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+    torch.manual_seed(4)
+    config = AutoConfig.for_model(case.family, **(sizes | heads | case.sizes))
+    model = with_separate_experts(AutoModelForCausalLM.from_config(config).eval())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.arange(20)[None], use_cache=False).logits
+    assert logits.isfinite().all()
 
 
 def test_rows_between_two_experts_are_noted() -> None:
