@@ -26,10 +26,9 @@ from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
-from mirrorsd.server.transport.resuming import HEADER, continued, read_mark
+from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
-FRAME_END = b"\n\n"
 _OWN_HEADERS = frozenset(
     b"host connection content-length transfer-encoding keep-alive te trailer upgrade".split()
     + b"expect accept-encoding origin referer".split()
@@ -204,7 +203,7 @@ class Passage:
                 f"The server that wrote this text is gone, and no other has gone on with it. The last one said: {why}"
             )
             await self.exchange.fail(ApiError(503, message, code="text_not_continued"))
-        elif self.is_begun or not refusal.body:
+        elif self.is_begun or (not refusal.body and refusal.status != 204):
             message = error.get("message", "No server answers: none could be reached, or each broke off.")
             await self.exchange.fail(ApiError(refusal.status, message, code=error.get("code", "no_server")))
         else:
@@ -286,7 +285,8 @@ class Front:
             for number in range(len(self.servers)):
                 place = (self._first + number) % len(self.servers)
                 if await self._is_answered(passage, self.servers[place]):
-                    self._first = place
+                    if passage.exchange.status == 200:  # who refuses a request is not asked first from then on
+                        self._first = place
                     return
                 statuses.append(passage.refusal.status if passage.refusal else 0)
                 num_different += statuses[-1] == 409
@@ -322,10 +322,10 @@ class Front:
 
     async def _is_passed_on(self, passage: Passage, answer: httpx2.Response) -> bool:
         kind = answer.headers.get("content-type", "")
-        is_torn = passage.exchange.is_stream and not kind.startswith("text/event-stream")
-        if answer.status_code in _ANOTHER_MAY or is_torn:
+        is_torn = (passage.is_begun or passage.exchange.is_stream) and not kind.startswith("text/event-stream")
+        if is_torn or answer.status_code in _ANOTHER_MAY or await _has_not_got_it(answer):
             headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-            passage.refusal = Refusal(answer.status_code, await answer.aread(), headers)
+            passage.refusal = Refusal(503 if is_torn else answer.status_code, await answer.aread(), headers)
             return False
         if not kind.startswith("text/event-stream"):
             await passage.pass_whole(answer)
@@ -345,13 +345,10 @@ class Front:
         return self._client
 
 
-async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
-    rest = b""
-    async for piece in pieces:
-        *frames, rest = (rest + piece).split(FRAME_END)
-        for frame in frames:
-            yield frame
+async def _has_not_got_it(answer: httpx2.Response) -> bool:
+    """Whether a server says that a kept answer is not its own: another one may have it."""
+    is_cancel = answer.request.method == "DELETE" and answer.status_code == 200
+    return answer.status_code == 204 or (is_cancel and b'"cancelled": false' in await answer.aread())
 
 
 def _data_of(frame: bytes) -> bytes:

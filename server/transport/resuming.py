@@ -7,7 +7,7 @@ else ignores comments. Where the stream breaks off, the front asks another serve
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,7 @@ from mirrorsd.server.errors import ApiError
 
 HEADER = "x-mirrorsd-resume"
 MARK = b": mirrorsd "
+FRAME_END = b"\n\n"
 _LONGEST = 1024
 
 
@@ -88,3 +89,12 @@ def read_mark(frame: bytes) -> dict[str, Any] | None:
     """
     found: dict[str, Any] | None = json.loads(frame[len(MARK) :]) if frame.startswith(MARK) else None
     return found
+
+
+async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
+    rest = b""
+    async for piece in pieces:
+        *frames, rest = (rest + piece).split(FRAME_END)
+        for frame in frames:
+            yield frame

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import httpx2
 
 from mirrorsd.server import Running, ServerSettings
-from mirrorsd.server.front import FRAME_END, build_front, frames_of
-from mirrorsd.server.transport.resuming import read_mark
+from mirrorsd.server.front import build_front
+from mirrorsd.server.transport.resuming import FRAME_END, frames_of, read_mark
 
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _PLACE = {"type": "object", "properties": {"place": {"enum": ["river", "forest", "world"]}}, "required": ["place"]}

@@ -22,7 +22,7 @@ from typing import Any
 
 from mirrorsd.bench.claims.serving.commands import Command
 from mirrorsd.bench.claims.serving.killed import METHODS, Breaks, asked, compare, is_stream, tell, torn
-from mirrorsd.server.front import FRAME_END
+from mirrorsd.server.transport.resuming import FRAME_END
 
 _ANSWER_S = 120.0
 _BETWEEN_TWO = ("host", "connection", "content-length", "transfer-encoding")

@@ -64,7 +64,7 @@ class Cutting:
 
     def __init__(self, *, is_single: bool = False) -> None:
         """With `is_single` nobody is let through behind the first connection that was broken off."""
-        self._is_single = is_single
+        self._is_single, self.refuses = is_single, False
         self.left: int | None = None
         self.num_cut = self.target = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ class Cutting:
             threading.Thread(target=self._pass, args=(client,), daemon=True).start()
 
     def _pass(self, client: socket.socket) -> None:
-        if self._is_single and self.num_cut:
+        if self.num_cut and (self._is_single or self.refuses):
             client.close()
             return
         with client, socket.create_connection(("127.0.0.1", self.target)) as server:
@@ -182,6 +182,46 @@ def test_a_kept_answer_that_breaks_off_ends_with_an_error_and_says_nothing_twice
     cutting.left = None
     assert 0 < len(torn) < len(kept) and torn[:-1] == kept[: len(torn) - 1]
     assert b"answer_broken_off" in torn[-1]
+
+
+@pytest.mark.parametrize("is_stream", (True, False))
+def test_what_another_server_refuses_is_not_the_answer_of_a_text_that_broke_off(
+    tiny_bundle: Path, is_stream: bool
+) -> None:
+    """The second server has the bundle under another name: it refuses, and is not asked first from then on."""
+    cutting = Cutting()
+    body = {"model": "tiny", **WAYS["greedy"][1], "max_tokens": 200}
+    document = json.dumps({**body, "stream": is_stream}).encode()
+    with (
+        served({"tiny": tiny_bundle}, allowed_hosts=(cutting.host,)) as first,
+        served({"other": tiny_bundle}) as other,
+        front_of([cutting.url, other.url], elsewhere_s=1) as front,
+    ):
+        cutting.target, cutting.left = first.port, 9000
+        cutting.refuses = True
+        answer = raw(front, post(front, CHAT, document))
+        assert b"text_not_continued" in answer and b"There is no such model here" in answer
+        assert status_of(answer) == (200 if is_stream else 503)
+        assert status_of(raw(front, post(front, CHAT, document))) == 404
+        cutting.refuses = False
+        assert status_of(raw(front, post(front, CHAT, document))) == 200
+    cutting.close()
+
+
+def test_a_kept_answer_is_found_and_ended_at_whichever_server_has_it(tiny_bundle: Path) -> None:
+    key = "mirrored-answer-0002"
+    body = {"model": "tiny", "messages": FOX, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+    ask = "{} /v1/answers/" + key + " HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n\r\n"
+    with (
+        served({"tiny": tiny_bundle}) as first,
+        served({"tiny": tiny_bundle}) as second,
+        front_of([first.url, second.url]) as front,
+    ):
+        assert status_of(raw(front, ask.format("GET", front.port).encode())) == 204
+        assert b'"cancelled": false' in raw(front, ask.format("DELETE", front.port).encode())
+        whole = text_of(frames(raw(second, post(second, CHAT, json.dumps(body | {"mirror_keep": key}).encode()))))
+        assert text_of(frames(raw(front, ask.format("GET", front.port).encode()))) == whole
+        assert b'"cancelled": true' in raw(front, ask.format("DELETE", front.port).encode())
 
 
 def test_a_front_before_a_front_is_refused_in_words(serving: Running) -> None:
