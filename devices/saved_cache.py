@@ -68,6 +68,8 @@ def read_cache(path: Path, origin: dict[str, str], like: SavedCache) -> SavedCac
         BundleError: no such file, another kind of file, damaged, made elsewhere, or of other sizes.
     """
     try:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise BundleError(f"{path} is no saved cache: it is no file.")
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}).") from error

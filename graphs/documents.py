@@ -88,7 +88,10 @@ def parse_json(text: str, *, names_once: bool = False) -> Any:
         DocumentError: it is none, is nested too deeply, or has a name twice that may stand once.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique if names_once else None)
+        found = json.loads(text, object_pairs_hook=_unique if names_once else None)
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character can be written nowhere
+        return found
     except DocumentError:
         raise
     except (ValueError, RecursionError) as error:

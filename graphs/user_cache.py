@@ -201,7 +201,7 @@ def keeping_nothing() -> Iterator[None]:
 
 
 def _check_path(bundle: Path) -> Path:
-    place = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()
+    place = hashlib.sha256(os.fsencode(bundle.resolve())).hexdigest()
     return folder_of(bundle) / f"checked-{place[:12]}.json"
 
 

@@ -1,6 +1,8 @@
 """Answers from a bundle that is loaded in this process."""
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 class InProcess:
     """A pipeline as `Answers`. Its own session keeps the conversation cached from question to question."""
 
-    def __init__(self, pipe: "MirrorPipeline", name: str) -> None:
-        self._pipe, self._name, self._cancel = pipe, name, CancelToken()
+    def __init__(self, pipe: "MirrorPipeline", bundle: Path) -> None:
+        self._pipe, self._bundle, self._cancel = pipe, bundle, CancelToken()
 
     @property
     def name(self) -> str:
         """The bundle's."""
-        return self._name
+        return self._bundle.resolve().stem
 
     @property
     def context(self) -> int:
@@ -30,8 +32,8 @@ class InProcess:
 
     @property
     def advice(self) -> str:
-        """The pipeline's, by the bundle's name."""
-        return self._pipe.advice.replace("BUNDLE", self._name)
+        """The pipeline's, as it is to be typed."""
+        return self._pipe.advice.replace("BUNDLE", shlex.quote(str(self._bundle)))
 
     def num_tokens(self, messages: Messages) -> int:
         """Tokens of a conversation through the chat template."""

@@ -106,13 +106,20 @@ def _stats(chat: Chat, _: str) -> None:
     chat.screen.say(f"{last.method}: {closing_line(last)}\n{read}\n{steps}\n{drafted}")
 
 
+def _place(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{name} is no place: this machine knows no home of that user.") from error
+
+
 def _save(chat: Chat, name: str) -> None:
-    chat.conversation.save(Path(name).expanduser())
+    chat.conversation.save(_place(name))
     chat.screen.say(f"wrote {name}: {len(chat.conversation.messages)} messages")
 
 
 def _load(chat: Chat, name: str) -> None:
-    chat.conversation, chat.last = Conversation.load(Path(name).expanduser()), None
+    chat.conversation, chat.last = Conversation.load(_place(name)), None
     chat.screen.say(f"read {name}: {len(chat.conversation.messages)} messages")
 
 
@@ -122,7 +129,7 @@ def _new(chat: Chat, _: str) -> None:
 
 
 def _trace(chat: Chat, name: str) -> None:
-    chat.write_trace(Path(name).expanduser())
+    chat.write_trace(_place(name))
     chat.screen.say(f"wrote {name}: `mirrorsd trace {name} -o trace.html` draws it")
 
 

@@ -89,4 +89,4 @@ def _in_process(bundle: Path, device_map: str, layout: str | None) -> Iterator["
     from mirrorsd.cli.chat.in_process import InProcess
 
     with open_pipeline(bundle, device_map, {}, layout) as pipe:
-        yield InProcess(pipe, bundle.resolve().stem)
+        yield InProcess(pipe, bundle)

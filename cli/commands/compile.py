@@ -17,6 +17,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.user_cache import fetched_folder
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
@@ -52,6 +53,11 @@ def compile(
         options.refuse_without("--npu", context, "npu_compiler")
     elif weights is None:
         options.refuse_without("--weights", context, "text")
+    if (weights or npu) and fetched_folder().resolve() in bundle.resolve().parents:
+        raise ConfigError(
+            f"{bundle.name} is kept in the cache as it was fetched or packed, for all who name it: copy the folder "
+            f"{bundle}, and compile the copy."
+        )
     given = given_text(text, "--text")
     asked = None if weights is None else _asked(weights, draft_group, draft_data_aware, allow_draft_loss)
     if npu is not None:

@@ -8,6 +8,7 @@ from mirrorsd.cli.input.requests import Request
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.manifest_values import read_manifest
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def check_fits(bundle: Path, request: Request) -> None:
     path = bundle / names.MANIFEST_FILE
     if not path.is_file():
         return
-    target = read_manifest(path.read_text(encoding="utf-8"), origin=str(path)).target
+    try:
+        target = read_manifest(read_text(path), origin=str(path)).target
+    except DocumentError:
+        return
     context = target.context
     written = [request.prompt or "", *(str(message.get("content")) for message in request.messages or ())]
     if sum(map(len, written)) <= context:

@@ -77,6 +77,15 @@ def test_options_that_would_do_nothing_are_refused(
     assert f"does nothing without {needed} here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--weights", "int8"], ["--npu", "4000"]])
+def test_what_was_unpacked_for_an_archive_stays_as_it_is(
+    tiny_bundle: Path, tmp_path: Path, own_cache: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["pack", str(tiny_bundle), "-o", str(tmp_path / "packed.zip")]) == 0
+    assert run(["compile", str(tmp_path / "packed.zip"), *words]) == 2
+    assert "is kept in the cache as it was fetched" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_text_without_words_is_not_the_built_in_one(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,14 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
             read_cache(tmp_path / "b", ORIGIN, LIKE)
 
 
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A device may have no end."""
+    for path in (tmp_path, Path("/dev/full")):
+        if path.exists():
+            with pytest.raises(BundleError, match="it is no file"):
+                read_cache(path, ORIGIN, LIKE)
+
+
 @pytest.mark.parametrize("other", [{"bundle": "b" * 64}, {"target": "other"}, {"openvino": "1"}])
 def test_a_cache_of_another_origin_is_refused(tmp_path: Path, other: dict[str, str]) -> None:
     write_cache(tmp_path / "a", saved(), ORIGIN)

@@ -115,9 +115,7 @@ def test_wrong_type_is_named(bundle: Path, path: tuple[str | int, ...], value: o
         read_bundle(bundle)
 
 
-@pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../secret", "target/../../secret", "C:/secret", "a\\b", "", "a\0b", "\ud800"]
-)
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "target/../../secret", "C:/secret", "a\\b", "", "a\0b"])
 def test_path_that_leaves_the_folder(bundle: Path, path: str) -> None:
     entry = {"bytes": 1, "sha256": "0"}
     edit_manifest(bundle, lambda document: document["files"].update({path: entry}))

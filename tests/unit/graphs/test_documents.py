@@ -68,8 +68,12 @@ def test_a_mark_that_editors_put_in_front_is_no_part_of_the_text(tmp_path: Path)
 def test_what_is_no_document_is_said_in_words(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="cannot be read: No such file"):
         read_text(tmp_path / "none")
-    for text in ("{", "[" * 100_000):
+    for text in ("{", "[" * 100_000, '{"target": "\\ud800"}', '["\\uDFff"]'):
         with pytest.raises(DocumentError, match="is not valid JSON"):
             parse_json(text)
     with pytest.raises(DocumentError, match="is not a valid TOML file"):
         parse_toml("a = ")
+
+
+def test_two_halves_of_a_character_are_one() -> None:
+    assert parse_json('["\\ud83e\\udd8a", "\\u00e9", "a\\\\ud800"]') == ["\U0001f98a", "\xe9", "a\\ud800"]

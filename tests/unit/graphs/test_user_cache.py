@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_place_that_cannot_be_written_is_said_once(
     assert said.endswith("compiles drafts anew; MIRRORSD_CACHE names another folder")
     with pytest.raises(ConfigError, match=r"cannot be written into .*MIRRORSD_CACHE names another folder"):
         user_cache.check_writable(tmp_path / "b.mirror")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes there")
+def test_a_name_that_is_no_text_is_a_name(bundle: Path) -> None:
+    odd = bundle.parent / os.fsdecode(b"caf\xe9.mirror")
+    shutil.copytree(bundle, odd)
+    assert keep(odd) == folder_of(odd)
+    assert list(folder_of(odd).glob("checked-*.json"))
 
 
 def test_a_variable_names_another_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_method_and_seed_hold_for_what_follows() -> None:
         ("/seed x", "allowed: a whole number, or random"),
         ("/new now", "/new takes nothing; found 'now'"),
         ("/load nowhere.json", "nowhere.json"),
+        ("/load ~nobody-of-this-name/a", "knows no home of that user"),
+        ("/save ~nobody-of-this-name/a", "knows no home of that user"),
         ("/save no/such/folder/file", "cannot be written"),
         ("/stats", "There is no answer yet"),
         ("/retry", "There is no question to ask again"),
