@@ -7,6 +7,7 @@ A bundle's folder is named after the bundle and its manifest, so that it is foun
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -89,14 +90,15 @@ def check_writable(bundle: Path) -> None:
     """Refuse to begin what would be kept about this bundle in the end, where nothing can be.
 
     Raises:
-        ConfigError: its folder cannot be made or written.
+        ConfigError: its folder cannot be made or written, or its disk is full.
         OSError: the bundle's manifest cannot be read.
     """
     folder = folder_of(bundle)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(io.DEFAULT_BUFFER_SIZE))  # a full disk takes the file, and nothing into it
+            file.flush()
     except OSError as error:
         raise ConfigError(
             f"What is kept about bundles cannot be written into {folder.parent} ({error.strerror}): {VARIABLE} names "

@@ -199,9 +199,7 @@ class Passage:
         error = refusal.error
         if self.is_begun and refusal.status in _ANOTHER_MAY:
             why = error.get("message", "none answered.")
-            message = (
-                f"The server that wrote this text is gone, and no other has gone on with it. The last one said: {why}"
-            )
+            message = f"The server that wrote this text is gone, and no other goes on with it. The last one said: {why}"
             await self.exchange.fail(ApiError(503, message, code="text_not_continued"))
         elif self.is_begun or (not refusal.body and refusal.status != 204):
             message = error.get("message", "No server answers: none could be reached, or each broke off.")
@@ -323,7 +321,7 @@ class Front:
     async def _is_passed_on(self, passage: Passage, answer: httpx2.Response) -> bool:
         kind = answer.headers.get("content-type", "")
         is_torn = (passage.is_begun or passage.exchange.is_stream) and not kind.startswith("text/event-stream")
-        if is_torn or answer.status_code in _ANOTHER_MAY or await _has_not_got_it(answer):
+        if is_torn or await _another_may(answer):
             headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
             passage.refusal = Refusal(503 if is_torn else answer.status_code, await answer.aread(), headers)
             return False
@@ -345,10 +343,13 @@ class Front:
         return self._client
 
 
-async def _has_not_got_it(answer: httpx2.Response) -> bool:
-    """Whether a server says that a kept answer is not its own: another one may have it."""
-    is_cancel = answer.request.method == "DELETE" and answer.status_code == 200
-    return answer.status_code == 204 or (is_cancel and b'"cancelled": false' in await answer.aread())
+async def _another_may(answer: httpx2.Response) -> bool:
+    """Whether another server may answer otherwise: kept answers are one server's own, and of an id there is one."""
+    if answer.status_code == 409:
+        return b'"in_use"' not in await answer.aread()
+    if answer.request.method == "DELETE" and answer.status_code == 200:
+        return b'"cancelled": false' in await answer.aread()
+    return answer.status_code == 204 or answer.status_code in _ANOTHER_MAY
 
 
 def _data_of(frame: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """What is kept about bundles: where, for how long, and how to be rid of it."""
 
+import errno
+import io
 import os
 import shutil
 import sys
@@ -48,6 +50,16 @@ def test_a_place_that_cannot_be_written_is_said_once(
     assert said.endswith("compiles drafts anew; MIRRORSD_CACHE names another folder")
     with pytest.raises(ConfigError, match=r"cannot be written into .*MIRRORSD_CACHE names another folder"):
         user_cache.check_writable(tmp_path / "b.mirror")
+
+
+def test_a_full_disk_is_said_before_the_work(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(user_cache, "TemporaryFile", lambda **_: Full())
+    with pytest.raises(ConfigError, match=r"cannot be written into .*No space left on device"):
+        user_cache.check_writable(bundle)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes there")
