@@ -323,7 +323,8 @@ class Front:
         is_torn = (passage.is_begun or passage.exchange.is_stream) and not kind.startswith("text/event-stream")
         if is_torn or await _another_may(answer):
             headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-            passage.refusal = Refusal(503 if is_torn else answer.status_code, await answer.aread(), headers)
+            status = answer.status_code if answer.status_code in _ANOTHER_MAY or not is_torn else 503
+            passage.refusal = Refusal(status, await answer.aread(), headers)
             return False
         if not kind.startswith("text/event-stream"):
             await passage.pass_whole(answer)

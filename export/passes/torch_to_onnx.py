@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 from onnxscript import optimizer
 from torch import Tensor, nn
-from torch.onnx._internal.exporter import _registration
 
 from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.passes.stamping import calls_of, count_rows_by_hidden, likeness, open_weights, stamp
@@ -28,6 +28,7 @@ from mirrorsd.graphs.contract import Dim, StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
 
 OPSET = 23
+_EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7}
 
 
@@ -173,7 +174,7 @@ def _dynamic_axes(contract: StageContract) -> tuple[dict[int, object], ...]:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Drop the exporter's own notes: torch's use of a name that torch has renamed, and operators of torchvision."""
-    logger = logging.getLogger(_registration.__name__)
+    logger = logging.getLogger(_EXPORTER_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -187,9 +188,14 @@ def _silenced() -> Iterator[None]:
 @contextmanager
 def _operators_at_hand() -> Iterator[None]:
     """Have the exporter take its operators from memory: it reads all their sources for every graph otherwise."""
-    owner, known = _registration.ONNXRegistry, _known_operators(OPSET)
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry as owner  # noqa: N813
+    except ImportError:  # another version's place: it reads them for every graph
+        yield
+        return
+    known = _known_operators(owner)
 
-    def copied(*_: object, **__: object) -> _registration.ONNXRegistry:
+    def copied(*_: object, **__: object) -> Any:
         registry = copy.copy(known)
         registry.functions = {name: list(forms) for name, forms in known.functions.items()}
         return registry
@@ -203,5 +209,5 @@ def _operators_at_hand() -> Iterator[None]:
 
 
 @functools.cache
-def _known_operators(opset: int) -> _registration.ONNXRegistry:
-    return _registration.ONNXRegistry.from_torchlib(opset_version=opset)
+def _known_operators(owner: Any) -> Any:
+    return owner.from_torchlib(opset_version=OPSET)

@@ -40,7 +40,6 @@ class Ended(NamedTuple):
     status: int
     output: bytes
     seconds: float
-    was_interrupted: bool
 
 
 class Moment(NamedTuple):
@@ -72,7 +71,7 @@ def on_a_terminal(arguments: list[str], ctrl_c_at: Moment | None = None) -> Ende
         process.kill()
     status = process.wait(PROMPT_S)
     os.close(terminal)
-    return Ended(status, output, seconds, is_pressed)
+    return Ended(status, output, seconds)
 
 
 def first_start(bundle: Path, place: Path) -> list[str]:

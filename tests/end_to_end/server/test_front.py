@@ -318,10 +318,12 @@ def test_a_text_is_not_gone_on_with_where_the_fingerprint_differs(tiny_bundle: P
             once = Cutting(is_single=True)
             with (
                 served({"tiny": tiny_bundle}, allowed_hosts=(once.host,), speculation={}) as first,
-                front_of([once.url, other.url], elsewhere_s=1) as front,
+                front_of([once.url, other.url], elsewhere_s=120) as front,
             ):
                 once.target, once.left = first.port, 9000
+                started = time.monotonic()
                 answer = raw(front, post(front, CHAT, json.dumps({**body, "stream": is_stream}).encode()))
+            assert time.monotonic() - started < 60, "who differs will differ: it is not asked until the deadline"
             assert b"text_not_continued" in answer
             assert other.service.shelf.loaded["tiny"].fingerprint.encode() in answer
             assert b"[DONE]" not in answer
