@@ -39,7 +39,7 @@ def atomic_folder(
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
         ConfigError: Another process is writing `final`.
     """
-    final = final if final.name else final.absolute()
+    final = final.resolve() if final.name in ("", "..") else final
     if not final.name:
         raise ExportError(f"{final} cannot be a bundle: give the name of a folder in it")
     partial = final.with_name(f".{final.name}.partial")

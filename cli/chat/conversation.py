@@ -8,6 +8,7 @@ from typing import Any
 
 from mirrorsd.cli.input.requests import Messages, read_messages
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import write_whole
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Conversation:
         """
         said = json.dumps([*self._system_message(), *self.messages], ensure_ascii=False, indent=1)
         try:
-            path.write_text(said + "\n", encoding="utf-8")
+            write_whole(path, f"{said}\n".encode())
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 

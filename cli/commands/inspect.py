@@ -10,7 +10,7 @@ from rich.table import Table
 from mirrorsd.cli.commands.compile import accuracy_line
 from mirrorsd.cli.commands.npu import print_reports
 from mirrorsd.cli.input import options
-from mirrorsd.cli.output.console import add_row, print_json, print_table
+from mirrorsd.cli.output.console import add_row, print_json, print_table, visible
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import INTEGER_PRODUCTS, Manifest, QualityEntry, SourceModel, TargetEntry
@@ -32,11 +32,11 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         print_table(table)
     if manifest.chat is not None:
         values = ", ".join(f"{name} {value}" for name, value in manifest.chat.generation.items())
-        print(f"Chats take {values} ({manifest.chat.source})")
+        print(visible(f"Chats take {values} ({manifest.chat.source})"))
     if manifest.draft_accuracy is not None:
-        print(accuracy_line(manifest.draft_accuracy))
+        print(visible(accuracy_line(manifest.draft_accuracy)))
     if manifest.quality:
-        print(f"Quality against fp32: {quality_line(manifest.quality)}")
+        print(visible(f"Quality against fp32: {quality_line(manifest.quality)}"))
     for warning in warnings_of(manifest):
         print(f"warning: {warning}")
     if coverage_rows(manifest.exit_coverage):

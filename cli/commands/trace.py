@@ -8,6 +8,7 @@ import typer
 from mirrorsd.cli.input.requests import check_writable
 from mirrorsd.cli.output.console import note
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import write_whole
 
 
 def trace(
@@ -35,7 +36,8 @@ def trace(
         raise ConfigError(f"--start-ms is {begin:g}, but the trace ends after {whole.length_ms:.1f} ms.")
     length = length_ms or whole.usual_stretch()
     if picture.suffix == ".html":
-        picture.write_text(page(whole, begin, length), encoding="utf-8")
+        drawn = page(whole, begin, length)
     else:
-        picture.write_text(draw(whole.between(begin, begin + length)) + "\n", encoding="utf-8")
+        drawn = draw(whole.between(begin, begin + length)) + "\n"
+    write_whole(picture, drawn.encode())
     note(f"wrote {picture}: {'; '.join(whole.figures())}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from subprocess import list2cmdline
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
+from unicodedata import category
 
 from rich.console import Console
 from rich.progress import (
@@ -48,6 +49,15 @@ def as_word(path: Path) -> str:
     return list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
 
 
+def visible(text: str) -> str:
+    r"""A text whose control characters are seen, not obeyed: a bundle's names must not steer a terminal.
+
+    >>> print(visible("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(repr(char)[1:-1] if category(char) == "Cc" and char not in "\n\t" else char for char in text)
+
+
 def print_json(document: Mapping[str, object]) -> None:
     """Print the one JSON object of a `--json` run, in ASCII: it arrives intact whatever the pipe's encoding."""
     print(json.dumps(document))
@@ -61,23 +71,23 @@ def print_table(table: Table) -> None:
 
 def add_row(table: Table, *cells: str) -> None:
     """Add a row as it stands, and whole: rich would take `[cuda]` for a style, and cut a long name with an ellipsis."""
-    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+    table.add_row(*(Text(visible(cell), overflow="fold") for cell in cells))
 
 
 def note(text: str, style: str = "") -> None:
     """Say something that is not a result; a style (of rich) shows on terminals only."""
     if style and sys.stderr.isatty():
-        Console(stderr=True).print(Text(text, style), soft_wrap=True)
+        Console(stderr=True).print(Text(visible(text), style), soft_wrap=True)
     else:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 def note_error(message: str) -> None:
     """Say what went wrong: on a terminal with a red beginning."""
     if sys.stderr.isatty():
-        Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
+        Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {visible(message)}"), soft_wrap=True)
     else:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {visible(message)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

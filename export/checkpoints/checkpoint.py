@@ -285,6 +285,11 @@ def _weight_files(folder: Path, role: Role, config: Mapping[str, Any]) -> list[P
             return _shards(path, folder, role)
         if _is_file(path):
             return [path]
+    if any(folder.glob("*.safetensors")):
+        raise ExportError(
+            f"the {role} {folder} holds *.safetensors files, and neither {_WEIGHTS} nor {_WEIGHTS + _INDEX_END}, which "
+            "says what is where: fetch the rest of the model"
+        )
     raise ExportError(
         f"the {role} {folder} has config.json but no {named or _WEIGHTS}; other weight formats are not read: "
         "save the model with save_pretrained(..., safe_serialization=True)"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
 
@@ -45,7 +46,7 @@ def write_trace(
         }
         events.append(_event(f"step {number}", _TRACKS["steps"], step.started, step.ended, origin, details))
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
-    path.write_text(json.dumps(document), encoding="utf-8")
+    write_whole(path, json.dumps(document).encode())
 
 
 def _event(name: str, track: int, start: float, end: float, origin: float, details: dict[str, Any]) -> dict[str, Any]:

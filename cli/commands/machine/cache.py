@@ -13,7 +13,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.user_cache import Kept, cache_folder, clear, list_kept
+from mirrorsd.graphs.user_cache import VARIABLE, Kept, cache_folder, clear, list_kept
 from mirrorsd.hub.bundles import fetched_as, fetched_bundles, forget, unfinished
 
 app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
@@ -22,6 +22,8 @@ app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: l
 @app.command("list", cls=Command, epilog=examples("mirrorsd cache list"))
 def list_cache(as_json: options.AsJson = False) -> None:
     """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings, learned speeds."""
+    if cache_folder().is_file():
+        raise ConfigError(f"{cache_folder()} is a file, so nothing can be kept there: {VARIABLE} names a folder.")
     kept, found = list_kept(), fetched_bundles()
     if as_json:
         documents = [{**asdict(one), "folder": str(one.folder)} for one in found]

@@ -13,6 +13,7 @@ from mirrorsd.cli.input.prompt_file import Question, read_questions
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mirrorsd.training.text.self_text import SelfText
@@ -66,7 +67,7 @@ def report(
     found["heads"] = report_heads(model, head or [], greedy, sampled)
     found |= {"machine": describe_machine(), "versions": installed_versions()}
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_whole(output, f"{json.dumps(found, indent=2)}\n".encode())
     print_json(found) if as_json else print_report(found)
 
 

@@ -111,15 +111,15 @@ def test_a_second_export_to_one_place_is_refused_and_the_first_one_is_whole(tmp_
     assert [path.name for path in tmp_path.rglob("*")] == ["out.mirror", "file"]
 
 
-@pytest.mark.parametrize("name", [".", ""])
+@pytest.mark.parametrize("name", [".", "", "../here", "below/.."])
 def test_the_folder_that_one_is_in_is_no_bundle(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ExportError, match="here exists and is not a bundle"), atomic_folder(Path(name), overwrite=True):
         pass
     with pytest.raises(ExportError, match="cannot be a bundle"), atomic_folder(Path("/"), overwrite=True):
         pass
-    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+    assert {path.name for path in tmp_path.rglob("*")} == {"here", "below"}
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:

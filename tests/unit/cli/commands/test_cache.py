@@ -26,6 +26,13 @@ def test_an_empty_cache_is_said_to_be_empty(own_cache: Path, capsys: pytest.Capt
     assert f"0 B in {own_cache}" in capsys.readouterr().out.replace("\n", " ")
 
 
+def test_a_file_is_no_cache(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_cache.parent.mkdir(parents=True, exist_ok=True)
+    own_cache.write_text("", encoding="utf-8")
+    assert run(["cache", "list"]) == 2
+    assert "is a file, so nothing can be kept there" in capsys.readouterr().err
+
+
 def test_the_list_names_bundle_size_and_cards(kept: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cache", "list", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["bundles"]

@@ -31,6 +31,17 @@ def test_a_pipe_gets_a_line_per_stage_and_one_every_half_minute(
     ]
 
 
+def test_names_of_a_bundle_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name")
+    console.add_row(table, "model\x1b[2J\x9b")
+    console.print_table(table)
+    console.note("reads model\x1b]0;title\x07")
+    console.note_error("no model\x1b[2J")
+    printed = "".join(capsys.readouterr())
+    assert not {"\x1b", "\x9b", "\x07"} & set(printed)
+    assert printed.count(r"model\x1b") == 3
+
+
 def test_a_narrow_table_loses_no_letter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     table = Table("file", "size")

@@ -92,6 +92,10 @@ def _configure(**changes: object) -> Callable[[Path], None]:
         (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has config.json but no model.safetensors"),
         (
+            lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors"),
+            "holds .*safetensors files, and neither .* fetch the rest",
+        ),
+        (
             lambda folder: (folder / "model.safetensors").write_bytes(b"abc"),
             "truncated: 3 bytes cannot hold its header",
         ),
