@@ -12,8 +12,6 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -29,7 +27,7 @@ from mirrorsd.server.openapi import openapi_document
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
-from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.guard import guarded
 from mirrorsd.server.transport.kept import KeptAnswers, kept_answers
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
@@ -100,18 +98,17 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
         await service.close()
 
     routes: list[BaseRoute] = [
-        Route(path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS for path in _both_ways(e.path)
+        Route(path.replace("{model}", "{model:path}"), _Answered(service, e), methods=[e.method])
+        for e in ENDPOINTS
+        for path in _both_ways(e.path)
     ]
     pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
     routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
     document = openapi_document(ENDPOINTS)
     described = Endpoint("/openapi.json", "GET", _sends(document), None, "This document.")
     routes.append(Route("/openapi.json", _Answered(service, described), methods=["GET"]))
-    middleware = [Middleware(Guard, settings=settings)]
-    if settings.allowed_origins:
-        middleware.append(_cross_origin(settings))
     handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=guarded(settings), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service, app.state.kept = service, KeptAnswers(settings.limits.ping_s)
     return app
@@ -221,16 +218,6 @@ def _sends(document: dict[str, Any]) -> Handler:
         await exchange.json(document)
 
     return send
-
-
-def _cross_origin(settings: ServerSettings) -> Middleware:
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=settings.allowed_origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type"],
-        expose_headers=["x-request-id", "retry-after", "x-mirrorsd-unknown-fields"],
-    )
 
 
 class _Refusing:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import httpx2
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +24,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
-from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.guard import guarded
 from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
@@ -177,6 +176,7 @@ class Passage:
             self._ids[choice] += ids
         self._seed = mark.pop("seed", self._seed)
         self._known |= mark
+        self.exchange.num_named = self._known.get("num_events")
 
     async def _finish(self) -> bool:
         if self._wants_stream:
@@ -392,8 +392,6 @@ def build_front(servers: Sequence[str], settings: ServerSettings | None = None) 
         yield
         await front.close()
 
-    app = Starlette(
-        routes=[Mount("/", front)], middleware=[Middleware(Guard, settings=front.settings)], lifespan=lifespan
-    )
+    app = Starlette(routes=[Mount("/", front)], middleware=guarded(front.settings), lifespan=lifespan)
     app.state.service = front
     return app

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from re import fullmatch
 
 from mirrorsd.graphs.errors import ConfigError
 
@@ -85,7 +86,7 @@ class ServerSettings:
         port: port to listen on; 0 takes a free one.
         keys: any of these opens the server; without one, only loopback addresses are listened on.
         allowed_hosts: names, `name` or `name:port`, by which clients may reach it besides the address itself.
-        allowed_origins: other sites whose pages may use it, `https://name:port`.
+        allowed_origins: other sites whose pages may use it, `https://name:port`, and apps, `app://name`.
         seats: conversations that are answered at once and kept cached, per bundle.
         queue: requests that may wait for a seat.
         grace_s: that running answers get when the server is told to stop.
@@ -125,8 +126,10 @@ class ServerSettings:
             _require(_is_host(host), "allowed_hosts", host, "a name or name:port, without a path or a wildcard")
         for origin in self.allowed_origins:
             scheme, _, rest = origin.partition("://")
-            is_origin = scheme in ("http", "https") and _is_host(rest)
-            _require(is_origin, "allowed_origins", origin, "http://name:port or https://name, nothing behind it")
+            is_origin = fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) is not None and _is_host(rest)
+            _require(
+                is_origin, "allowed_origins", origin, "https://name:port, or an app's app://name; nothing behind it"
+            )
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"Listening on {self.host or 'every address'} opens the server to other machines, which needs an API "

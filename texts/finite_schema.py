@@ -14,6 +14,7 @@ items, which together have `2 r`.
 {'type': 'string', 'maxLength': 64}
 """
 
+import re
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any, TypeGuard
@@ -49,11 +50,14 @@ _REFUSED = (
     *("$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
 )
 """Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
+_ANY_NAMES: tuple[Any, ...] = (True, {}, {"type": "string"})
+"""What says nothing of keys: in JSON all are strings."""
+_LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 Schema = dict[str, Any]
 Names = frozenset[str]
 
 
-def finite_schema(schema: Any, context: int) -> Any:
+def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
     """The schema with closed objects, and with bounds where it has none; what is no schema is returned as it is.
 
     Objects that do not say `additionalProperties` have no others than the named ones. Required properties come first.
@@ -61,6 +65,7 @@ def finite_schema(schema: Any, context: int) -> Any:
     Args:
         schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
         context: most tokens of the model.
+        is_strict: whether a pattern that llguidance cannot hold a text to is kept for it to refuse, not left out.
 
     Raises:
         ConfigError: no value that ends fits the schema, or its definitions are no object.
@@ -71,7 +76,7 @@ def finite_schema(schema: Any, context: int) -> Any:
         if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
             raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
     room = _even(context // 2)
-    expander = _Expander(schema, room)
+    expander = _Expander(schema, room, is_strict=is_strict)
     found = expander.at(schema, room)
     if found is None:
         raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
@@ -85,9 +90,9 @@ def finite_schema(schema: Any, context: int) -> Any:
 class _Expander:
     """Walks a schema. A definition is written once for each room that it is used in; within itself it has less."""
 
-    def __init__(self, root: Any, room: int) -> None:
+    def __init__(self, root: Any, room: int, *, is_strict: bool) -> None:
         self.definitions: dict[str, Any] = {}
-        self._root, self._room = root, room
+        self._root, self._room, self._is_strict = root, room, is_strict
         self._written: dict[tuple[str, int, Names], str | None] = {}
         self._within: list[tuple[str, int]] = []
         self._named: dict[str, Names] = {}
@@ -101,6 +106,10 @@ class _Expander:
         found = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
         if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
             del found["format"]
+        if found.get("propertyNames") in _ANY_NAMES:
+            del found["propertyNames"]
+        if not self._is_strict and isinstance(found.get("pattern"), str) and _LOOK_AROUND.search(found["pattern"]):
+            del found["pattern"]
         if "const" in found or "enum" in found:
             return found
         own = _own_names(found) | others

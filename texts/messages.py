@@ -200,7 +200,7 @@ def _with_arguments(call: Any, *, as_object: bool) -> Any:
     if isinstance(found.get("function"), Mapping):
         found["function"] = _with_arguments(found["function"], as_object=as_object)
     if "arguments" in found:
-        found["arguments"] = (_object_of if as_object else _json_of)(found["arguments"])
+        found["arguments"] = (_object_of if as_object else json_of)(found["arguments"])
     return found
 
 
@@ -221,5 +221,12 @@ def _object_of(arguments: Any) -> Any:
     return found if isinstance(found, dict) else arguments
 
 
-def _json_of(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+def json_of(arguments: Any) -> str:
+    """Arguments as JSON text; none at all are an empty object.
+
+    >>> json_of({"at": "sky"}), json_of(""), json_of(None)
+    ('{"at": "sky"}', '{}', '{}')
+    """
+    if isinstance(arguments, str):
+        return arguments if arguments.strip() else "{}"
+    return json.dumps(arguments or {}, ensure_ascii=False)

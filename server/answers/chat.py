@@ -55,6 +55,8 @@ def template_message(message: Message) -> dict[str, Any]:
     found = message.model_dump(exclude_none=True)
     if not found.get("tool_calls", True):
         del found["tool_calls"]
+    if found.get("content") is None and isinstance(found.get("refusal"), str):
+        found["content"] = found.pop("refusal")  # another model's, as the parts of that kind
     return {**found, "role": _ROLES.get(message.role, message.role)}
 
 

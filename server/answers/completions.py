@@ -8,7 +8,6 @@ from mirrorsd.server.answers.job import Job, check_continued, ping
 from mirrorsd.server.answers.logprobs import completion_logprobs
 from mirrorsd.server.answers.settings_of import completion_settings
 from mirrorsd.server.bundles.loaded import LoadedBundle
-from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
 from mirrorsd.server.wire.completions import CompletionRequest
@@ -24,8 +23,6 @@ async def completions(service: Service, exchange: Exchange, body: CompletionRequ
         settings["max_new_tokens"] = min(body.most_tokens or _DEFAULT_TOKENS, bundle.context)
         prompts = _prompts(body)
         count = body.n or 1
-        if len(prompts) * count > limits.choices:
-            raise ApiError(400, f"At most {limits.choices} texts are given at once.", param="prompt")
         check_continued(body, len(prompts) * count)
         jobs: list[Job] = []
         for number, prompt in enumerate(prompts):

@@ -7,6 +7,7 @@ from time import perf_counter, time
 from typing import Any
 from uuid import uuid4
 
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime import CancelToken, GenerationResult
 from mirrorsd.server.answers import figures
 from mirrorsd.server.answers.choices import Choice, Delta
@@ -108,12 +109,11 @@ class Job:
         await self.exchange.mark(**about, seed=self.configs[0].seed, **more)
 
     async def mark(self, delta: Delta, **more: int) -> None:
-        """Tell a front that all of this was sent; of what it knows already there is a sign of life."""
-        if delta.is_sent:
-            await ping(self.exchange)
-            return
-        num_ended = delta.choice + delta.is_last
-        await self.exchange.mark(choice=delta.choice, ids=[*delta.ids], num_ended=num_ended, **more)
+        """Tell a front that all of this was sent, unless it knows, and the client that somebody is there."""
+        if not delta.is_sent:
+            num_ended = delta.choice + delta.is_last
+            await self.exchange.mark(choice=delta.choice, ids=[*delta.ids], num_ended=num_ended, **more)
+        await self.exchange.stay_heard()
 
     @property
     def results(self) -> list[GenerationResult]:
@@ -134,27 +134,34 @@ class Job:
 
     async def _read(self, events: AsyncIterator[Started | Part | None]) -> AsyncIterator[Delta | None]:
         last = self.started
-        async for event in events:
-            if isinstance(event, Part):
-                yield self.choices[event.number].take(event)
-                now = perf_counter()
-                self.service.metrics.observe_gap(now - last)
-                last = now
-            else:
-                yield None
+        try:
+            async for event in events:
+                if isinstance(event, Part):
+                    yield self.choices[event.number].take(event)
+                    now = perf_counter()
+                    self.service.metrics.observe_gap(now - last)
+                    last = now
+                else:
+                    yield None
+        except ConfigError as error:
+            raise self.tools.blamed(error) from error
 
     async def finish(self) -> None:
         """Read everything, for an answer in one piece."""
         async with self.deltas() as deltas:
             async for delta in deltas:
-                if self.exchange.resumption is None:
-                    continue
-                if delta is not None:
-                    await self.mark(delta)
-                elif self.exchange.status is None:
-                    await self.begin()
-                else:
-                    await ping(self.exchange)
+                await self.tell_front(delta)
+
+    async def tell_front(self, delta: Delta | None) -> None:
+        """Tell a front what is certain of an answer in one piece; nothing happens where none asks."""
+        if self.exchange.resumption is None:
+            return
+        if delta is not None:
+            await self.mark(delta)
+        elif self.exchange.status is None:
+            await self.begin()
+        else:
+            await ping(self.exchange)
 
     async def figures(self) -> dict[str, Any]:
         """`timings` and `mirror` of the answer."""

@@ -21,7 +21,14 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
-from mirrorsd.server.wire.responses import AllowedNames, InputText, ResponseRequest, SchemaTextFormat, ToolName
+from mirrorsd.server.wire.responses import (
+    AllowedNames,
+    FunctionTool,
+    InputText,
+    ResponseRequest,
+    SchemaTextFormat,
+    ToolName,
+)
 from mirrorsd.texts.messages import text_of
 
 _ROLES = {"developer": "system"}
@@ -69,6 +76,7 @@ def _wish(body: ResponseRequest) -> Wish:
     tools = [
         Tool(type="function", function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
         for tool in body.tools or ()
+        if isinstance(tool, FunctionTool)
     ]
     if isinstance(choice, ToolName):
         return demanded(tools, choice.name)
@@ -142,7 +150,7 @@ def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
         "temperature": config.temperature or 0.0,
         "text": {"format": format_},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [_ABOUT_TOOL | tool.model_dump() for tool in body.tools or ()],
+        "tools": [_ABOUT_TOOL | tool.model_dump() for tool in body.tools or () if isinstance(tool, FunctionTool)],
         "top_logprobs": 0,
         "top_p": config.top_p or 1.0,
         "truncation": "disabled",
@@ -187,12 +195,12 @@ def _call_item(name: str, call: Call, *, is_whole: bool) -> dict[str, Any]:
 
 
 async def _whole(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
-    head = _head(body, job)
-    await job.finish()
-    choice = job.choices[0]
-    output = [_item(_name(job, "msg", 0), _status(job), choice.text)] if choice.text or not choice.calls else []
-    output += [_call_item(_name(job, "fc", at), call, is_whole=True) for at, call in enumerate(choice.calls, 1)]
-    await exchange.json(await _finished(head, output, job))
+    last: dict[str, Any] = {}
+    async for told in _told(body, job):
+        if told.is_step:
+            await job.tell_front(told.delta)
+        last = told.events[-1] if told.events else last
+    await exchange.json(last["response"])
 
 
 def _name(job: Job, kind: str, number: int) -> str:
@@ -204,7 +212,7 @@ def _status(job: Job) -> str:
 
 
 async def _stream(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
-    number = exchange.resumption.num_events if exchange.resumption else 0
+    exchange.num_named = number = exchange.resumption.num_events if exchange.resumption else 0
     async for told in _told(body, job):
         if not told.events and told.delta is None:
             await ping(exchange)
@@ -212,7 +220,7 @@ async def _stream(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
         await exchange.begin_stream()
         for event in () if told.is_sent else told.events:
             await exchange.event(event | {"sequence_number": number}, event["type"])
-            number += 1
+            exchange.num_named = number = number + 1
         if told.delta is not None:
             await job.mark(told.delta, num_events=number)
         elif told.is_opening:
@@ -227,46 +235,48 @@ class _Told(NamedTuple):
     delta: Delta | None = None
     is_sent: bool = False
     is_opening: bool = False
+    is_step: bool = True
 
 
 class _Output:
-    """The items of a streamed answer: a message where there is text, and calls behind it."""
+    """The items of an answer in their order: a message where there is text, calls behind it, and what follows them."""
 
     def __init__(self, job: Job) -> None:
         self.items: list[dict[str, Any]] = []
-        self._job, self._numbers = job, count(1)
-        self._name = _name(job, "msg", 0)
+        self._job, self._messages, self._calls = job, count(), count(1)
+        self._name = self._text = ""
         self._is_open = False
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._name, "output_index": 0, "content_index": 0}
+        return {"item_id": self._name, "output_index": len(self.items), "content_index": 0}
 
     def say(self, text: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Events of a piece of text."""
         if not self._is_open:
-            self._is_open = True
+            self._is_open, self._text, self._name = True, "", _name(self._job, "msg", next(self._messages))
             yield {
                 "type": "response.output_item.added",
-                "output_index": 0,
+                "output_index": len(self.items),
                 "item": _item(self._name, "in_progress", None),
             }
             yield {"type": "response.content_part.added", **self._place, "part": _part("")}
+        self._text += text
         if text:
             yield {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": [], **more}
 
-    def end_text(self, text: str, status: str) -> Iterator[dict[str, Any]]:
-        """Events of the text's end; nothing where there was none."""
-        if self._is_open and not self.items:
-            item = _item(self._name, status, text)
+    def end_text(self, status: str) -> Iterator[dict[str, Any]]:
+        """Events of a message's end; nothing where none is open."""
+        if self._is_open:
+            self._is_open, item = False, _item(self._name, status, self._text)
+            yield {"type": "response.output_text.done", **self._place, "text": self._text, "logprobs": []}
+            yield {"type": "response.content_part.done", **self._place, "part": _part(self._text)}
+            yield {"type": "response.output_item.done", "output_index": len(self.items), "item": item}
             self.items.append(item)
-            yield {"type": "response.output_text.done", **self._place, "text": text, "logprobs": []}
-            yield {"type": "response.content_part.done", **self._place, "part": _part(text)}
-            yield {"type": "response.output_item.done", "output_index": 0, "item": item}
 
     def call(self, call: Call) -> Iterator[dict[str, Any]]:
         """Events of a call."""
-        name, index = _name(self._job, "fc", next(self._numbers)), len(self.items)
+        name, index = _name(self._job, "fc", next(self._calls)), len(self.items)
         place = {"item_id": name, "output_index": index}
         kind = "response.function_call_arguments"
         opened, item = (_call_item(name, call, is_whole=is_whole) for is_whole in (False, True))
@@ -279,13 +289,13 @@ class _Output:
 
 async def _told(body: ResponseRequest, job: Job) -> AsyncIterator[_Told]:
     """The events in their order."""
-    head, output, is_open, choice = _head(body, job), _Output(job), False, job.choices[0]
+    head, output, is_open = _head(body, job), _Output(job), False
     async with job.deltas() as deltas:
         async for delta in deltas:
             if not is_open:
                 is_open = True
                 opening = [{"type": f"response.{kind}", "response": head} for kind in ("created", "in_progress")]
-                yield _Told(opening, is_sent=job.is_begun, is_opening=True)
+                yield _Told(opening, is_sent=job.is_begun, is_opening=True, is_step=delta is None)
             elif delta is None:
                 yield _Told([])
             if delta is None:
@@ -295,8 +305,9 @@ async def _told(body: ResponseRequest, job: Job) -> AsyncIterator[_Told]:
             if delta.text or extras:
                 events += output.say(delta.text, extras)
             for call in delta.calls:
-                events += [*output.end_text(choice.text, "completed"), *output.call(call)]
+                events += [*output.end_text("completed"), *output.call(call)]
             yield _Told(events, delta, delta.is_sent)
-    events = [] if choice.calls else [*output.say("", {}), *output.end_text(choice.text, _status(job))]
+    events = [] if output.items else [*output.say("", {})]
+    events += output.end_text(_status(job))
     last = await _finished(head, output.items, job)
-    yield _Told([*events, {"type": f"response.{last['status']}", "response": last}])
+    yield _Told([*events, {"type": f"response.{last['status']}", "response": last}], is_step=False)

@@ -16,7 +16,7 @@ from mirrorsd.server.wire.chat import (
     SchemaFormat,
 )
 from mirrorsd.server.wire.completions import CompletionRequest
-from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
+from mirrorsd.server.wire.fields import AS_EVER, PenalisedRequest, TextRequest
 from mirrorsd.texts.config import GenerationConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -45,7 +45,9 @@ def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
     found: Settings = {"method": body.method, "ignore_eos": body.ignore_eos}
     if body.repetition_penalty is not None:
         found["repetition_penalty"] = body.repetition_penalty
-    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) not in (None, AS_EVER)}
+    if body.top_k == AS_EVER:
+        given["top_k"] = 0
     if "seed" in given:
         given["seed"] %= 1 << 64
     if body.temperature == 0:
@@ -81,8 +83,6 @@ def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limi
         raise ApiError(400, f"n is {body.n}; at most {limits.choices} choices are given.", param="n")
     if body.logit_bias and len(body.logit_bias) > limits.biases:
         raise ApiError(400, f"logit_bias: at most {limits.biases} tokens are taken.", param="logit_bias")
-    if body.n_predict == 0:
-        raise ApiError(400, "n_predict: at least one token is produced.", param="n_predict")
     return found | {name: getattr(body, name) for name in _PLAINLY if getattr(body, name) is not None}
 
 

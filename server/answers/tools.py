@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.answers.settings_of import Settings, check_schema
 from mirrorsd.server.bundles.call_forms import ID_LENGTH, ID_MARK, CallForm, Speech, told_plainly
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -191,6 +192,17 @@ class ToolPlan:
         """A reader for one choice, which has this name."""
         return CallReader(self.form, list(self.specials or ()), name) if self.form and self.grammar else Reader()
 
+    def blamed(self, error: ConfigError) -> Exception:
+        """The same error about the tool whose schema it is about, where its rule of the grammar is named."""
+        place = re.search(r"cannot be taken: at (\d+)\(\d+\)", str(error))
+        rules = (self.grammar or "").splitlines()
+        rule = rules[int(place[1]) - 1] if place is not None and int(place[1]) <= len(rules) else ""
+        found = re.match(r"call_(\d+): (\"[^\"]*\")", rule)
+        if found is None:
+            return error
+        message = f"tools: the parameters of {found[2]} cannot be taken: {str(error).rpartition('): ')[2]}"
+        return ApiError(400, message, param="tools", code="invalid_value")
+
     def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]]]:
         """Messages and tools for the chat template."""
         if self.form is not None and self.form.is_own:
@@ -289,7 +301,8 @@ def call_grammar(
     form, specials = speech.form, speech.specials
     rules = [f"call_id: /{_ID}/"]
     for number, tool in enumerate(tools):
-        schema = finite_schema(tool.function.parameters or {"type": "object"}, speech.context)
+        parameters, is_strict = tool.function.parameters or {"type": "object"}, bool(tool.function.strict)
+        schema = finite_schema(parameters, speech.context, is_strict=is_strict)
         if isinstance(schema, dict):
             schema = {
                 **schema,

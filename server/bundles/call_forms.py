@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.texts.messages import json_of
 
 ID_MARK = "\0"
 """Stands in a form's texts where the template writes a call's id."""
@@ -122,7 +123,7 @@ def told_plainly(messages: Messages, tools: Sequence[Mapping[str, Any]], form: C
                 found.append({"role": "user", "content": result, "is_result": True})
         elif message.get("tool_calls"):
             called = [
-                (call["function"]["name"], _as_json(call["function"]["arguments"])) for call in message["tool_calls"]
+                (call["function"]["name"], json_of(call["function"]["arguments"])) for call in message["tool_calls"]
             ]
             said = _text(message)
             found.append(
@@ -161,10 +162,6 @@ def _introduce(messages: list[dict[str, Any]], text: str, *, has_system: bool) -
 def _text(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
-
-
-def _as_json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _user() -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -12,7 +12,7 @@ from threading import Thread
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
-from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.graphs.errors import BundleError, ConfigError, MirrorError
 from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.hub.archives import ending_of
 from mirrorsd.hub.bundles import bundle_folder, is_fetched_by
@@ -50,6 +50,8 @@ class Shelf:
         self._left = asyncio.Event()
         self._coming: Future[LoadedBundle] | None = None
         self._closing = asyncio.Event()
+        self._wants_room: str | None = None
+        self._num_waiting = 0
 
     @cached_property
     def longest_context(self) -> int:
@@ -61,12 +63,12 @@ class Shelf:
         """The bundle of this name, loaded; it stays loaded within.
 
         Raises:
-            ApiError: there is no such bundle, or the server is stopping.
+            ApiError: there is no such bundle, too many wait for one, or too long, or the server is stopping.
             BundleError, ConfigError, DeviceError: it cannot be loaded.
         """
         found = self.known(name)
-        while found not in self.loaded:
-            await self.load(found)
+        if not self._is_ready(found):
+            await self._wait_for(found)
         if self._closing.is_set():
             raise not_now("closing")
         bundle = self.loaded.pop(found)
@@ -77,6 +79,27 @@ class Shelf:
         finally:
             self._users[found] -= 1
             self._left.set()
+
+    def _is_ready(self, name: str) -> bool:
+        """Whether a bundle can be used; not while another one waits for its users to go: it might wait for ever."""
+        return self._wants_room in (None, name) and name in self.loaded
+
+    async def _wait_for(self, name: str) -> None:
+        """Wait as others do that have no seat yet: so many, and so long."""
+        if self._num_waiting >= self._settings.seats + self._settings.queue:
+            message = f"{self._num_waiting} requests wait for a model to be loaded. Try again later."
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._settings.limits.request_s):
+                while not self._is_ready(name):
+                    awaited = self._wants_room or name
+                    with suppress(*(() if awaited == name else (MirrorError,))):
+                        await self.load(awaited)
+        except TimeoutError:
+            raise not_now("loading") from None
+        finally:
+            self._num_waiting -= 1
 
     def known(self, name: str | None) -> str:
         """The name of a bundle that is there; the first one's for None.
@@ -121,9 +144,12 @@ class Shelf:
     async def _load_in_turn(self, name: str) -> None:
         async with self._one_at_a_time:
             if name not in self.loaded and not self._closing.is_set():
-                await self._make_room(name)
-                if not self._closing.is_set():
-                    self.loaded[name] = await self._opened(name)
+                try:
+                    await self._make_room(name)
+                    if not self._closing.is_set():
+                        self.loaded[name] = await self._opened(name)
+                finally:
+                    self._wants_room = None
 
     async def _opened(self, name: str) -> LoadedBundle:
         """Load on a thread of its own: nothing ends a load before its time, and no server that ends waits for it."""
@@ -154,6 +180,7 @@ class Shelf:
             self._left.clear()
             idle = next((other for other in self.loaded if not self._users[other]), None)
             if idle is None:
+                self._wants_room = name
                 await self._left.wait()
             else:
                 _log.info("unloading %s to make room for %s", idle, name)

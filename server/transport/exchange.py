@@ -5,6 +5,7 @@ import gc
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ class Exchange:
         num_read: bytes of its body.
         more_headers: what the answer's head also says.
         resumption: what a front knows of the answer already; None where no front asks. Known once the body is read.
+        num_named: how many events of a stream have been sent whose types are in them; None where they have none.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
@@ -45,6 +47,8 @@ class Exchange:
         self.more_headers: dict[str, str] = {}
         self.is_stream = False
         self.resumption: Resumption | None = None
+        self.num_named: int | None = None
+        self._heard_at = monotonic()
         self._receive, self._send, self._limits = receive, send, limits
 
     def recorded(self, send: Send) -> "Exchange":
@@ -142,13 +146,19 @@ class Exchange:
 
     async def frame(self, frame: bytes) -> None:
         """Send what is framed already."""
+        self._heard_at = monotonic()
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def mark(self, **facts: Any) -> None:
         """Tell a front what has been said by now; nothing happens where none asks."""
         if self.resumption is not None:
             await self.begin_stream()
-            await self.frame(mark_frame(facts))
+            await self._send({"type": "http.response.body", "body": mark_frame(facts), "more_body": True})
+
+    async def stay_heard(self) -> None:
+        """Send a comment if a stream's client has heard nothing for a while: what fronts are told does not reach it."""
+        if self.is_stream and monotonic() - self._heard_at >= self._limits.ping_s:
+            await self.frame(PING)
 
     async def end_stream(self) -> None:
         """Say that no more events follow."""
@@ -159,7 +169,11 @@ class Exchange:
         """Answer with an error: as the answer, or where a stream has begun as its last event, without `[DONE]`."""
         if self.is_stream:
             await self.mark(status=error.status)
-            await self.event(error.body)
+            if self.num_named is None:
+                await self.event(error.body)
+            else:  # in both forms: some clients look for the type, others for the error
+                about = {**error.body["error"], "type": "error", "sequence_number": self.num_named}
+                await self.event(about | error.body, "error")
             await self.end_stream()
         elif self.status is None and error.status in (408, 413, 415):  # what is left of the body is not waited for
             body = json.dumps(error.body, ensure_ascii=False).encode()

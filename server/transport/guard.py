@@ -8,6 +8,8 @@ import hmac
 import json
 from collections.abc import Iterable
 
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mirrorsd.server.errors import ApiError
@@ -17,6 +19,21 @@ _OPEN_PATHS = ("/", "/health", "/v1/health")
 _OPEN_FOLDER = "/page/"
 _SAME_SITE = (b"same-origin", b"none")
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+def guarded(settings: ServerSettings) -> list[Middleware]:
+    """What stands around an application: its guard, and around that what lets pages of allowed origins read answers.
+
+    Such pages may send any header: clients have dozens of their own.
+    """
+    pages = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "x-mirrorsd-unknown-fields"],
+    )
+    return [*([pages] if settings.allowed_origins else []), Middleware(Guard, settings=settings)]
 
 
 class Guard:
@@ -87,8 +104,7 @@ class Guard:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         keys = self._settings.keys
         is_open = scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER)
-        is_preflight = scope["method"] == "OPTIONS" and bool(self._origins)
-        if not keys or is_open or is_preflight:
+        if not keys or is_open:
             return
         given = values(headers, b"authorization")
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
+from mirrorsd.server.wire.fields import JsonObject, MostTokens, PenalisedRequest, Wire
 from mirrorsd.texts.messages import joined_text
 
 Choices = Annotated[list[str], Field(min_length=1, max_length=4096)]
@@ -220,7 +220,7 @@ class ChatRequest(FormedRequest):
     """A conversation to answer."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: MostTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema
 
 from mirrorsd.graphs.names import Method
@@ -11,6 +11,18 @@ TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 _ALL = 1 << 31
+AS_EVER = -1
+"""What other servers take for a number that they choose by themselves: a seed that is drawn, all tokens, no end."""
+
+
+def _count(value: int) -> int:
+    if value == 0:
+        raise ValueError("at least one token is produced; -1 is as many as fit")
+    return _ALL if value == AS_EVER else value
+
+
+MostTokens = Annotated[int, Field(ge=AS_EVER), AfterValidator(_count)]
+"""Most tokens of an answer."""
 JsonObject = dict[str, Any]
 
 
@@ -65,7 +77,7 @@ class TextRequest(Wire):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=AS_EVER, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: int | None = None
@@ -85,15 +97,15 @@ class PenalisedRequest(TextRequest):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=1024)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    max_tokens: MostTokens | None = None
+    n_predict: MostTokens | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     skip_special_tokens: bool = True
 
     @property
     def most_tokens(self) -> int | None:
-        """How many are wanted at most; llama.cpp's -1 is as many as fit."""
-        return self.max_tokens or (_ALL if self.n_predict == -1 else self.n_predict)
+        """How many are wanted at most."""
+        return self.max_tokens or self.n_predict
 
     @property
     def wants_usage(self) -> bool:

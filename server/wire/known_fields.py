@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest
-from mirrorsd.server.wire.responses import ResponseRequest
+from mirrorsd.server.wire.responses import ForeignTool, ResponseRequest
 
 
 class Refusal(NamedTuple):
@@ -131,7 +131,7 @@ def refused_field(body: BaseModel) -> Refused | None:
 def unknown_fields(body: BaseModel) -> list[str]:
     """Names of a request's fields that nobody here knows, those within its own objects too; the first 16, shortened."""
     found: list[str] = []
-    for name in _unknown(body, ""):
+    for name in (*_unknown(body, ""), *_left_out(body)):
         found.append(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}...")
         if len(found) == _MOST_NAMED:
             break
@@ -146,6 +146,13 @@ def _unknown(model: BaseModel, place: str) -> Iterator[str]:
         value = getattr(model, name)
         if isinstance(value, BaseModel) and name not in _TEMPLATES_OWN:
             yield from _unknown(value, f"{place}{name}.")
+
+
+def _left_out(body: BaseModel) -> Iterator[str]:
+    """The kinds of tools that the model is not told of."""
+    for place, tool in enumerate(getattr(body, "tools", None) or ()):
+        if isinstance(tool, ForeignTool):
+            yield f"tools.{place}.{tool.type}"
 
 
 def _is_same(value: object, other: object) -> bool:

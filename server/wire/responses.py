@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from mirrorsd.server.wire.chat import (
     FunctionDefinition,
@@ -12,7 +12,7 @@ from mirrorsd.server.wire.chat import (
     TextFormat,
     text_parts,
 )
-from mirrorsd.server.wire.fields import JsonObject, TextRequest, Wire
+from mirrorsd.server.wire.fields import JsonObject, MostTokens, TextRequest, Wire
 
 _PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 _NEEDED = {
@@ -41,6 +41,13 @@ class InputItem(Wire):
     arguments: str | None = None
     output: str | list[InputText] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_references(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") == "item_reference":
+            raise ValueError("nothing is stored here: send the items themselves, which clients do with store: false")
+        return value
+
     @field_validator("content", "output", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
@@ -58,6 +65,21 @@ class FunctionTool(FunctionDefinition):
     """A function that the model may call; here its fields stand beside the type."""
 
     type: Literal["function"]
+
+
+class ForeignTool(Wire):
+    """A tool that a server would run itself, or of another kind: the model is not told of it, and the client is."""
+
+    type: str
+
+
+def _kind_of_tool(tool: object) -> str:
+    return "function" if isinstance(tool, dict) and tool.get("type") == "function" else "foreign"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[ForeignTool, Tag("foreign")], Discriminator(_kind_of_tool)
+]
 
 
 class ToolName(Wire):
@@ -113,12 +135,12 @@ class ResponseRequest(TextRequest):
     model: str  # this interface has no model of its own choice
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: MostTokens | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     # What would be silently wrong: refused where it says something.

@@ -39,12 +39,10 @@ def test_malformed_bodies_are_refused_as_the_clients_fault(serving: Running, bod
         assert b"Traceback" not in answer
 
 
-@pytest.mark.parametrize("value", ["-1", "1e999", "Infinity", "NaN", "9223372036854775808", "100000000", '"1"', "[]"])
+@pytest.mark.parametrize("value", ["-3", "1e999", "Infinity", "NaN", "9223372036854775808", "100000000", '"1"', "[]"])
 @pytest.mark.parametrize("name", ["n", "top_k", "top_p", "temperature", "presence_penalty", "max_tokens"])
 def test_numbers_out_of_range_are_refused(serving: Running, name: str, value: str) -> None:
     if (name, value) in {("max_tokens", "100000000"), ("max_tokens", "9223372036854775808"), ("top_k", "100000000")}:
-        return
-    if (name, value) == ("presence_penalty", "-1"):
         return
     body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{name}": {value}}}'
     assert status_of(chat(serving, body.encode())) == 400

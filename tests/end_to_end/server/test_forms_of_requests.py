@@ -36,7 +36,12 @@ def ask(running: Running, path: str, **more: Any) -> tuple[int, Any]:
         (RESPONSES, {"input": [{"content": "x"}]}, "input.0", "needs role"),
         (RESPONSES, {"input": 5}, "input", "valid string"),
         (RESPONSES, {"input": []}, "input", "at least 1"),
-        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        (RESPONSES, {"tools": [{"name": "look"}]}, "tools.0.type", "required"),
+        (RESPONSES, {"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "pattern"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "store: false"),
+        (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens", "at least one"),
+        (CHAT, {"max_tokens": 0}, "max_tokens", "at least one"),
+        (CHAT, {"max_completion_tokens": -2}, "max_completion_tokens", "-1"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
         (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
         (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning_effort", "does not read"),
@@ -109,3 +114,65 @@ def test_a_refusal_in_a_history_is_text(serving: Running) -> None:
     as_part = ask(serving, CHAT, messages=[USER, {"role": "assistant", "content": said}, USER])[1]
     items = ask(serving, RESPONSES, input=[USER, {"role": "assistant", "content": said}, USER])[1]
     assert as_part["usage"]["prompt_tokens"] == as_text["usage"]["prompt_tokens"] == items["usage"]["input_tokens"]
+
+
+def test_a_refusal_beside_no_content_is_text(serving: Running) -> None:
+    as_text = ask(serving, CHAT, messages=[USER, {"role": "assistant", "content": "the old heron"}, USER])[1]
+    refused = {"role": "assistant", "content": None, "refusal": "the old heron"}
+    status, as_field = ask(serving, CHAT, messages=[USER, refused, USER])
+    assert (status, as_field["usage"]["prompt_tokens"]) == (200, as_text["usage"]["prompt_tokens"])
+
+
+@pytest.mark.parametrize("foreign", [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"a": 1}}])
+def test_tools_that_no_model_is_told_of_are_named(serving: Running, foreign: dict[str, Any]) -> None:
+    """Agents declare such tools beside their own in every request."""
+    body = {"model": "tiny", "input": "fox", "max_output_tokens": 60, "tools": [foreign, FLAT[0]]}
+    body["tool_choice"] = {"type": "function", "name": "look"}
+    answer = raw(serving, post(serving, RESPONSES, json.dumps(body).encode()))
+    head, _, document = answer.partition(b"\r\n\r\n")
+    assert status_of(answer) == 200
+    assert f"x-mirrorsd-unknown-fields: tools.0.{foreign['type']}".encode() in head
+    assert [item["name"] for item in json.loads(document)["output"]] == ["look"]
+    assert [tool["name"] for tool in json.loads(document)["tools"]] == ["look"]
+
+
+def test_minus_one_is_what_the_server_takes_by_itself(serving: Running) -> None:
+    """The senders of -1 mean a seed that is drawn, all tokens, and as many as fit."""
+    drawn = {ask(serving, CHAT, seed=-1, temperature=1, max_tokens=2)[1]["mirror"]["seed"] for _ in range(3)}
+    assert len(drawn) == 3
+    for more in ({"top_k": -1}, {"top_k": 0}):
+        assert (
+            ask(serving, CHAT, seed=7, temperature=1, **more)[1]["choices"]
+            == (ask(serving, CHAT, seed=7, temperature=1)[1]["choices"])
+        )
+    whole = ask(serving, CHAT, max_tokens=None)[1]["choices"]
+    for name in ("max_tokens", "n_predict", "max_completion_tokens"):
+        assert ask(serving, CHAT, **{"max_tokens": None, name: -1})[1]["choices"] == whole
+    plain = raw(serving, post(serving, "/v1/completions", b'{"model": "tiny", "prompt": "fox", "seed": -1}'))
+    assert json.loads(plain.split(b"\r\n\r\n", 1)[1])["mirror"]["seed"] is None
+
+
+def test_as_many_prompts_as_a_client_sends_at_once(serving: Running) -> None:
+    body = {"model": "tiny", "prompt": ["fox"] * 20, "max_tokens": 1}
+    answer = raw(serving, post(serving, "/v1/completions", json.dumps(body).encode()))
+    assert len(json.loads(answer.split(b"\r\n\r\n", 1)[1])["choices"]) == 20
+
+
+def test_the_tool_is_named_whose_schema_cannot_be_taken(serving: Running) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "other", "parameters": bad}}]
+    status, document = ask(serving, CHAT, tools=tools)
+    assert (status, document["error"]["param"]) == (400, "tools")
+    assert '"other"' in document["error"]["message"] and "uniqueItems" in document["error"]["message"]
+
+
+def test_schemas_as_libraries_write_them_are_taken(serving: Running) -> None:
+    """zod's records say that keys are strings, and its addresses have a pattern that looks ahead."""
+    address = {"type": "string", "format": "email", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z]+@[a-z]+$"}
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "string"}}
+    schema = {"type": "object", "properties": {"to": address, "more": record}, "required": ["to"]}
+    tool: dict[str, Any] = {"name": "send", "parameters": schema}
+    status, _ = ask(serving, CHAT, tools=[{"type": "function", "function": tool}])
+    assert status == 200
+    status, document = ask(serving, CHAT, tools=[{"type": "function", "function": {**tool, "strict": True}}])
+    assert status == 400 and '"send"' in document["error"]["message"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.front import build_front
 from mirrorsd.server.running import configured
 from mirrorsd.server.transport import deadlines
-from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
+from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, get, post, raw, received, served
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "fox"}], "stream": True, "max_tokens": 450, "ignore_eos": True, "n": 8}
@@ -61,6 +62,37 @@ def test_bundles_by_name_share_the_memory_that_there_is(tiny_bundle: Path, monke
         for thread in threads:
             thread.join()
         assert sorted(answers) == ["one", "one", "two", "two"]
+
+
+def test_who_waits_for_room_gets_it_though_others_are_asked_all_the_time(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients of one bundle take turns, so that it is never idle; those of the other are served, or refused."""
+    monkeypatch.setattr(Shelf, "_fits", lambda self, name, needs: not self.loaded)
+    is_over = threading.Event()
+    with served({"one": tiny_bundle, "two": tiny_bundle}, seats=2, queue=2) as running, ThreadPoolExecutor(12) as pool:
+
+        def ask_on() -> None:
+            while not is_over.is_set():
+                ask(running, "one")
+
+        busy = [pool.submit(ask_on) for _ in range(3)]
+        wait_until(lambda: running.service.shelf.loaded["one"].num_running)
+        found = [pool.submit(ask, running, "two") for _ in range(8)]
+        answers = [answer.result(60) for answer in found]
+        is_over.set()
+        for one in busy:
+            one.result(60)
+    assert any(answer.get("model") == "two" for answer in answers)
+    refused = [answer["error"]["code"] for answer in answers if "error" in answer]
+    assert set(refused) <= {"queue_full"}
+
+
+def test_a_name_may_have_a_slash(tiny_bundle: Path) -> None:
+    with served({"org/story": tiny_bundle}, seats=1) as running:
+        for path in ("/v1/models/org/story", "/models/org/story", "/v1/models/org%2Fstory"):
+            assert body_of(get(running, path))["id"] == "org/story"
+        assert body_of(get(running, "/v1/models/org"))["error"]["code"] == "model_not_found"
 
 
 def test_both_stay_where_there_is_room_and_what_they_need_is_said(

@@ -1,12 +1,15 @@
 """Names, sites and keys: who may ask, and that nobody else is told anything. Everything goes through raw sockets."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server import Running, ServerSettings
+from mirrorsd.server.front import build_front
 from mirrorsd.tests.end_to_end.server.serving_here import CHAT, chat, get, raw, served, status_of
 
 KEY = "a-key-of-enough-characters"
@@ -133,3 +136,28 @@ def test_allowed_origins_and_hosts_are_exact(tiny_bundle: Path) -> None:
             assert status_of(chat(running, Origin=wrong)) == 403
         assert status_of(get(running, "/v1/models", host="box.local")) == 200
         assert status_of(get(running, "/v1/models", host="evil.box.local")) == 421
+
+
+@pytest.fixture(params=["server", "front"])
+def open_to_pages(tiny_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    settings: dict[str, Any] = {"allowed_origins": ("app://notes", "https://chat.example.com"), "keys": (KEY,)}
+    with served({"tiny": tiny_bundle}, seats=1, **settings) as running, ExitStack() as stack:
+        front = ServerSettings(port=0, **settings)
+        is_front = request.param == "front"
+        yield stack.enter_context(Running(build_front([running.url], front), front)) if is_front else running
+
+
+def test_pages_of_allowed_sites_and_apps_may_ask_as_their_libraries_do(open_to_pages: Running) -> None:
+    """OpenAI's library sends headers of its own, for which a browser asks first; refusals are to be read, too."""
+    asked = ["Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x-stainless-lang"]
+    for origin in ("app://notes", "https://chat.example.com"):
+        allowed = f"access-control-allow-origin: {origin}".encode()
+        lines = [f"OPTIONS {CHAT} HTTP/1.1", f"Host: 127.0.0.1:{open_to_pages.port}", f"Origin: {origin}", *asked]
+        answer = raw(open_to_pages, "\r\n".join([*lines, "Connection: close", "", ""]).encode())
+        assert status_of(answer) == 200
+        assert b"x-stainless-lang" in answer and allowed in answer.lower()
+        answer = chat(open_to_pages, Origin=origin, Authorization=f"Bearer {KEY}")
+        assert status_of(answer) == 200 and allowed in answer.lower()
+        answer = chat(open_to_pages, Origin=origin, Authorization="Bearer another-key-of-enough")
+        assert status_of(answer) == 401 and allowed in answer.lower()
+    assert status_of(chat(open_to_pages, Origin="app://other", Authorization=f"Bearer {KEY}")) == 403

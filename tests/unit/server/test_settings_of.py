@@ -15,7 +15,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "a seed beside greedy": ({"temperature": 0.0, "seed": 5, "top_p": 0.5}, {}, {"temperature": 0.0}),
     "a seed alone samples": ({"seed": 5}, {}, {"temperature": 1.0, "seed": 5}),
     "a checkpoint that samples": ({"seed": 5}, {"do_sample": True, "temperature": 0.6}, {"seed": 5}),
-    "a negative seed": ({"seed": -1, "temperature": 1.0}, {}, {"temperature": 1.0, "seed": 2**64 - 1}),
+    "a negative seed": ({"seed": -2, "temperature": 1.0}, {}, {"temperature": 1.0, "seed": 2**64 - 2}),
+    "a seed that is drawn, and all tokens": (
+        {"seed": -1, "top_k": -1, "temperature": 1.0},
+        {},
+        {"temperature": 1.0, "top_k": 0},
+    ),
 }
 
 
