@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
@@ -37,6 +38,7 @@ class SavedCache(NamedTuple):
 def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
     """What must be equal where a cache is made and where it is used; `target` is what runs on which device."""
     found = {"bundle": hashlib.sha256(manifest.to_json().encode()).hexdigest(), "target": target}
+    found["processor"] = processor_name()  # kernels are chosen by its instructions
     for name in _RUNTIMES:
         try:
             found[name] = version(name)
@@ -78,7 +80,7 @@ def read_cache(path: Path, origin: dict[str, str], like: SavedCache) -> SavedCac
         raise BundleError(f"{path} is no saved cache: those are made by MirrorSession.save_cache.")
     if hashlib.sha256(body).digest() != bytes(content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]):
         raise BundleError(f"{path} is damaged: its checksum does not fit. Save the conversation again.")
-    stop = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    stop = _LENGTH.size + int.from_bytes(body[: _LENGTH.size], "little")
     token_ids, made_by = _header(path, bytes(body[_LENGTH.size : stop]))
     for name in sorted({*origin, *made_by}):
         made, here = made_by.get(name, "none"), origin.get(name, "none")

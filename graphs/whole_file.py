@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 from mirrorsd.graphs import names
 
@@ -39,7 +40,7 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
             yield stream
         return
     whole = path.resolve()  # a link stays one
-    partial = whole.with_name(f"{whole.name}.{os.getpid()}")
+    partial = whole.with_name(f"{whole.name}.{uuid4().hex[:12]}")  # two may write one name at once
     try:
         with _opened(partial, path) as stream:
             yield stream

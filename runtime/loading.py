@@ -175,9 +175,8 @@ def open_draft(
     from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 
-    if entry.is_for_processors:
-        return OnnxDraftModel(folder, entry, placement)
-    return OpenVinoDraftModel(folder, entry, placement, on_progress)
+    is_onnx, parts = entry.is_for_processors, (folder, entry, placement)
+    return OnnxDraftModel(*parts) if is_onnx else OpenVinoDraftModel(*parts, on_progress)
 
 
 def measure_passes(model: TargetModel, rows_of_window: int, is_wanted: Callable[[], bool] = lambda: False) -> Curve:

@@ -140,7 +140,8 @@ class MirrorSession:
         parts = self._engine, self._reader, self._manifest, self._speculations, self._layout
         while len(self._others) < num_others:
             self._others.append(MirrorSession(*parts))
-        return [nullcontext(other) for other in self._others[:num_others] if other.follow(self)]
+        others = self._others[:num_others]
+        return [nullcontext(other) for other in others if not other._turns.is_taken and other.follow(self)]
 
     def follow(self, other: "MirrorSession", num_tokens: int | None = None) -> bool:
         """Take over what another session of the pipeline has cached, so that it is not read again.
@@ -307,8 +308,7 @@ class MirrorSession:
             requests = list(self._requests)
         for request in requests:
             request.cancel()
-        self._turns.wake()
-        self._seat.terminate()
+        self._turns.end_unwanted(self._seat.terminate)
 
     @property
     def is_closed(self) -> bool:

@@ -57,6 +57,11 @@ class Turns:
         self._left_at: float | None = None
         self.is_closed = False
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody has the turn: who would wait for it has to wait, perhaps for a whole text."""
+        return self._holder is not None
+
     def take(self, taker: TurnTaker) -> bool:
         """Wait for the caches, until `pause`; True if nobody has had them since this taker's last turn.
 
@@ -100,10 +105,18 @@ class Turns:
                 taker.leave()
             self._stop_waiting(taker)
 
-    def wake(self) -> None:
-        """Let those who wait look again whether they still want to."""
+    def end_unwanted(self, terminate: Callable[[], None]) -> None:
+        """Let those who wait look again whether they still want to; `terminate` the pass of who has the turn unwanted.
+
+        Nobody's turn begins meanwhile, whose pass it might end.
+        """
         with self._lock:
             self._changed.notify_all()
+            try:
+                if self._holder is not None:
+                    self._holder.raise_if_unwanted()
+            except GenerationError:
+                terminate()
 
     def close(self) -> None:
         """Let nobody have a turn any more. A step that is under way goes on to its end; see `wait_until_free`."""

@@ -51,10 +51,8 @@ class HeadLink:
         wanted: from it come the guesses. With rows 0..2 of `[5, 6, 7, 8]` read, the text `[5, 6, 7, 9, 9]` has two rows
         that need not be read again, since row 2 was followed by another token.
         """
-        most = max(len(tokens) - 2, 0)
-        if not self._remembers:
-            return most
-        return min(max(longest_common_prefix(self._text[: self._num_read + 1], tokens) - 1, 0), most)
+        known = longest_common_prefix(self._text[: self._num_read + 1], tokens) - 1 if self._remembers else len(tokens)
+        return max(min(known, len(tokens) - 2), 0)
 
     def read(self, request: Request, start: int, stop: int) -> HeadGuesses | None:
         """As `guess`, for rows of a prompt: those that are neither remembered nor the last ones are of no use."""
@@ -105,9 +103,8 @@ class HeadLink:
 def noise_behind(chooser: TokenChooser, position: int, size: tuple[int, int]) -> NDArray[np.float32] | None:
     """What competes with the guesses at `position` and behind it, `[K, V]` as `size` says; None where nothing does."""
     source, (length, vocab_size) = chooser.noise_source(), size
-    if source is None:
-        return None
-    return np.stack([source(position + row, vocab_size) for row in range(length)]).astype(np.float32)
+    rows = [] if source is None else [source(position + row, vocab_size) for row in range(length)]
+    return np.stack(rows).astype(np.float32) if rows else None
 
 
 def shares_of(scores: NDArray[np.floating]) -> list[Share]:

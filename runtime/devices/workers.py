@@ -237,13 +237,12 @@ class DeviceWorker(Worker):
         if self.is_forked:
             return True
         self.end()
-        if self._is_lent_here:
-            return False
-        self._thread.join(timeout_s)
-        if self._thread.is_alive() or not self.turn.acquire(timeout=timeout_s):
-            return False
-        self.turn.release()
-        return True
+        if not self._is_lent_here:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive() and self.turn.acquire(timeout=timeout_s):
+                self.turn.release()
+                return True
+        return False
 
     def end(self) -> None:
         """Take no more jobs; the thread ends by itself after those it has."""
@@ -257,9 +256,13 @@ class DeviceWorker(Worker):
             del entry
 
     def _do_next(self, entry: Entry) -> None:
-        entries = self.with_others(entry)
-        with self.turn:
+        entries, late = self.with_others(entry), None
+        while not self.turn.acquire(timeout=_WATCH_S):
+            late = self._end_overdue(late)
+        try:
             self.do_together(entries)
+        finally:
+            self.turn.release()
 
     def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
@@ -270,11 +273,15 @@ class DeviceWorker(Worker):
             try:
                 return self.jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
             except queue.Empty:
-                loan, seen = self.loan, late
-                overdue = None if loan is None else loan.overdue
-                late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
-                if overdue is not None and late is not None and late == seen:
-                    overdue.terminate()
+                late = self._end_overdue(late)
+
+    def _end_overdue(self, seen: float | None) -> float | None:
+        """End the job on the thread it was lent to if it is overdue, as it was when it was `seen`; when it began."""
+        overdue = getattr(self.loan, "overdue", None)
+        late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
+        if overdue is not None and late is not None and late == seen:
+            overdue.terminate()
+        return late
 
     def with_others(self, entry: Entry) -> list[Entry]:
         """The job, and passes that can be run together with it, of those that wait and those that are about to."""
@@ -319,8 +326,7 @@ class DeviceWorker(Worker):
 
     def _owners(self) -> list[object]:
         """Whose jobs wait or run; None's are no text's."""
-        loan = self.loan
-        return [*self.jobs.by_owner, *([] if loan is None else [loan.owner])]
+        return [*self.jobs.by_owner, *(loan.owner for loan in (self.loan,) if loan is not None)]
 
     def do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
@@ -374,18 +380,13 @@ def pin_current_thread(cores: Sequence[int]) -> None:
 
     Cores that this process may not use are left out; if none is left the thread stays where it is.
     """
-    if cores and hasattr(os, "sched_setaffinity"):
-        usable = set(cores) & os.sched_getaffinity(0)
-        if usable:
-            os.sched_setaffinity(0, usable)
+    if cores and hasattr(os, "sched_setaffinity") and (usable := {*cores} & os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, usable)
 
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep the calling thread on these cores within the block, as `pin_current_thread` does.
-
-    A thread that is on no others stays as it is: setting it and setting it back takes 45 us.
-    """
+    """Keep the calling thread on these cores within the block; one that is on no others stays as it is (45 us)."""
     usual = os.sched_getaffinity(0) if cores and hasattr(os, "sched_setaffinity") else set[int]()
     if usual.issubset(cores):
         yield

@@ -362,9 +362,8 @@ class Drafter:
 
 def cut_window(found: BranchWindow, order: WindowOrder) -> NDArray[np.int64]:
     """As much of a window as was ordered."""
-    if order.length is None:
-        return found.tokens[: order.limit]
-    return found.tokens[: order.length.cut(found.shares, found.num_main, order.limit)]
+    length, limit = order.length, order.limit
+    return found.tokens[: limit if length is None else length.cut(found.shares, found.num_main, limit)]
 
 
 def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, share: float) -> None:

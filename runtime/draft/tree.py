@@ -138,9 +138,8 @@ class RepeatedText:
         >>> RepeatedText(RepeatChances(), [5, 1, 2, 8, 6, 1, 2]).window(2).tolist()
         [8, 6]
         """
-        if self._repeat is None:
-            return NO_TOKENS
-        return np.fromiter(islice(cycle(self._tokens[self._repeat.place :]), count), np.int64, count)
+        repeated = () if self._repeat is None else islice(cycle(self._tokens[self._repeat.place :]), count)
+        return np.fromiter(repeated, np.int64)
 
 
 class DraftChain:

@@ -133,9 +133,9 @@ class TokenChooser:
 
         Forgets the positions before them. What is left is drawn for those alone that the text gets to.
         """
+        self._noise.forget_before(first_position)  # heads and drafts ask for rows, too
         if not self.draws_noise:
             return
-        self._noise.forget_before(first_position)
         for position in range(first_position, first_position + count):
             if position > first_position and is_over():
                 return

@@ -43,9 +43,8 @@ def kept_tokens(logits: NDArray[np.floating], best: float, filters: ShortlistFil
 
 def least_kept(best: float, filters: ShortlistFilter, dtype: "np.dtype[np.floating]") -> float:
     """The least logit that min-p keeps beside the `best` one."""
-    if filters.min_p <= 0:
-        return -math.inf
-    return float(dtype.type(best + filters.temperature * math.log(filters.min_p)))
+    log_share = math.log(filters.min_p) if filters.min_p > 0 else -math.inf
+    return float(dtype.type(best + filters.temperature * log_share))
 
 
 def _kept_by_mass(logits: NDArray[np.floating], best: float, filters: ShortlistFilter) -> NDArray[np.int64]:

@@ -43,9 +43,9 @@ class ShortRow(NamedTuple):
         [2, None, 2, 2]
         """
         count = filters.top_k or self._num_above_and_within(filters)
-        if count is None or count >= len(self.logits):
-            return None
-        return count if self.logits[-1] < self.logits[count - 1] else None  # an equal that is not here might go first
+        # an equal of the last kept one that is not here might go first
+        is_sure = count is not None and count < len(self.logits) and self.logits[-1] < self.logits[count - 1]
+        return count if is_sure else None
 
     def _num_above_and_within(self, filters: ShortlistFilter) -> int | None:
         """Candidates that min-p keeps, before which less than `top_p` stands; None where the mass leaves a doubt."""

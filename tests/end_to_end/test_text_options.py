@@ -12,6 +12,8 @@ import pytest
 from mirrorsd import ConfigError, GenerationError, GenerationResult, MirrorPipeline
 from mirrorsd.runtime import GeneratedToken
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.turns import Turns
 
 METHODS = ("plain", "serial", "mirror", "auto")
 PROMPT = "Every morning the fox"
@@ -145,6 +147,19 @@ def test_several_answers_are_those_of_their_seeds(pipe: MirrorPipeline) -> None:
     assert answers[2].stats.num_reused_tokens == answers[2].stats.num_prompt_tokens - 1
     with pytest.raises(ConfigError, match=r"generate_several.count is 0; allowed: 1 to 128"):
         pipe.generate_several(0, PROMPT)
+
+
+def test_several_answers_wait_for_nobody_elses_text(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that writes another thread's text is left alone: what it has read is not waited for."""
+    with pipe.session() as session:
+        pipe.engine.open_company(2)
+        pipe.engine.preparing_worker.run(lambda: None)
+        session.generate_several(2, PROMPT, max_new_tokens=2)
+        (other,) = session._others
+        monkeypatch.setattr(Turns, "is_taken", property(lambda turns: turns is other._turns))
+        monkeypatch.setattr(MirrorSession, "follow", lambda *_: pytest.fail("it waits"))
+        answers = session.generate_several(2, PROMPT, max_new_tokens=2)
+    assert answers[0].token_ids == answers[1].token_ids
 
 
 def test_special_tokens_show_and_stop_where_they_are_asked_for(pipe: MirrorPipeline) -> None:

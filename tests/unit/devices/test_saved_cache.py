@@ -3,12 +3,15 @@
 import hashlib
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from mirrorsd.devices.saved_cache import SavedCache, read_cache, write_cache
+from mirrorsd.devices import saved_cache
+from mirrorsd.devices.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest import Manifest
 
 ORIGIN = {"bundle": "a" * 64, "target": "fake"}
 LIKE = SavedCache(
@@ -52,6 +55,26 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
         (tmp_path / "b").write_bytes(content[:size])
         with pytest.raises(BundleError, match=r"is damaged|is no saved cache"):
             read_cache(tmp_path / "b", ORIGIN, LIKE)
+
+
+def test_a_body_without_a_length_is_a_damaged_file(tmp_path: Path) -> None:
+    for body in (b"", b"abc"):
+        (tmp_path / "a").write_bytes(b"mirrorsd-cache-1\n" + hashlib.sha256(body).digest() + body)
+        with pytest.raises(BundleError, match="has a header that no saved cache has"):
+            read_cache(tmp_path / "a", ORIGIN, LIKE)
+
+
+def test_a_cache_of_another_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may be others, so that a text might go on otherwise than one that is read anew."""
+    manifest = mock.create_autospec(Manifest, instance=True)
+    manifest.to_json.return_value = "{}"
+    origins = []
+    for name in ("with VNNI", "without"):
+        monkeypatch.setattr(saved_cache, "processor_name", lambda name=name: name)
+        origins.append(origin_of(manifest, "cpu"))
+    write_cache(tmp_path / "a", saved(), origins[0])
+    with pytest.raises(BundleError, match=r"another processor \(with VNNI; here it is without\)"):
+        read_cache(tmp_path / "a", origins[1], LIKE)
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:

@@ -20,6 +20,17 @@ def test_the_file_has_its_name_only_at_the_end(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_two_who_write_one_name_at_once_leave_one_of_both(tmp_path: Path) -> None:
+    path, inner = tmp_path / "a.json", b"second"
+    with whole_file(path) as stream:
+        stream.write(b"first, ")
+        write_whole(path, inner)
+        assert path.read_bytes() == inner
+        stream.write(b"and whole")
+    assert path.read_bytes() == b"first, and whole"
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_whole(path, b"old")

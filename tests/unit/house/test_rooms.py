@@ -51,7 +51,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "draft_memory": {"draft_passes"},
         "slot_draft": {"draft_memory", "draft_passes"},
         "cache_bytes": set(),
-        "saved_cache": set(),
+        "saved_cache": {"layouts"},
         "endings": set(),
         "huge_pages": set(),
         "onnxruntime": set(),

@@ -79,11 +79,23 @@ def test_who_is_not_wanted_any_more_stops_waiting() -> None:
 
     def stop() -> None:
         second.is_wanted = False
-        turns.wake()
+        turns.end_unwanted(lambda: pytest.fail("nobody who has the turn is unwanted"))
 
     timer = threading.Timer(0.1, stop)
     timer.start()
     assert isinstance(on_a_thread(lambda: turns.take(second)), Cancelled)
+
+
+def test_the_pass_of_another_request_is_never_ended() -> None:
+    """A later request may have begun by the time that an earlier one's pass would be ended."""
+    turns, taker, ended = Turns(), Taker(), list[str]()
+    turns.end_unwanted(lambda: ended.append("nobody's"))
+    turns.take(taker)
+    turns.end_unwanted(lambda: ended.append("another's"))
+    assert not ended
+    taker.is_wanted = False
+    turns.end_unwanted(lambda: ended.append("its own"))
+    assert ended == ["its own"]
 
 
 def test_nobody_has_a_turn_after_the_end() -> None:

@@ -99,6 +99,22 @@ def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread(
     assert worker.close()
 
 
+def test_a_lent_job_is_terminated_in_time_though_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's own thread has another's job in its hands by then."""
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
+    worker, terminated, others = DeviceWorker("test", is_lent=True), threading.Event(), list[Ticket[int]]()
+
+    def job() -> bool:
+        waiting = threading.Thread(target=lambda: others.append(worker.submit(lambda: 5, "two")))
+        waiting.start()
+        waiting.join(60)
+        return terminated.wait(60)
+
+    assert worker.perform(job, "one", Overdue(0.1, terminated.set)).result()
+    assert others[0].wait(60) and others[0].result() == 5
+    assert worker.close()
+
+
 def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
     """A Ctrl-C may fall anywhere between the count and the job."""
 

@@ -215,6 +215,17 @@ def test_noise_of_filtered_texts_is_drawn_ahead_where_the_draft_hears_it() -> No
     assert not chooser.draws_ahead(4_096), "that is done before a thread is awake"
 
 
+def test_rows_of_noise_that_others_have_asked_for_are_forgotten() -> None:
+    """A head that `auto` tries asks for whole rows, of which the target's own choice needs none."""
+    chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=3, top_p=0.5))
+    source = chooser.noise_source()
+    assert source is not None
+    for position in range(50):
+        chooser.draw_ahead(position, 4, 200)
+        source(position, 200), source(position + 1, 200)
+    assert len(chooser._noise._rows) <= 2
+
+
 def test_greedy_reports_the_gap_to_the_runner_up() -> None:
     choice = TokenChooser(GenerationConfig(repetition_penalty=1.1)).choose(np.array([1.0, 3.5, 3.0]), 0, np.array([0]))
     assert (choice.token, round(choice.gap, 6)) == (1, 0.5)
