@@ -126,6 +126,7 @@ FAMILIES: Mapping[str, Family] = {
             models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
             beyond="mixtures of experts, one expert that all rows share, biases in attention",
             mixture=Mixture(),
+            refused=MappingProxyType({"use_sliding_window": "a sliding window of this family"}),
         ),
         Family(
             model_type="olmoe",
@@ -267,6 +268,8 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
             "quick draft. Such a model can be a target; as its draft take a small dense one, or train one "
             "(`mirrorsd train draft`)"
         )
+    if config.get("is_causal") is False:
+        return "sets is_causal to false in config.json: attention in both directions is not supported"
     for entry, meaning in FAMILIES[name].refused.items():
         if config.get(entry):
             return f"sets {entry} in config.json: {meaning} is not supported"

@@ -39,7 +39,7 @@ def atomic_folder(
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
         ConfigError: Another process is writing `final`.
     """
-    final = final.resolve() if final.name in ("", "..") else final
+    final = final.resolve() if final.is_symlink() or final.name in ("", "..") else final  # a link stays one
     if not final.name:
         raise ExportError(f"{final} cannot be a bundle: give the name of a folder in it")
     partial = final.with_name(f".{final.name}.partial")
@@ -56,6 +56,7 @@ def atomic_folder(
         partial.mkdir(exist_ok=True)
         yield partial
         _check_place(final, overwrite=overwrite)  # again: an hour may have passed
+        _put_aside(final)
         for file in work_files:
             (partial / file).unlink(missing_ok=True)
         _flush(partial)
@@ -104,19 +105,25 @@ def _undo_half_a_swap(final: Path) -> None:
         _old(final).rename(final)
 
 
+def _put_aside(final: Path) -> None:
+    """Have an old bundle make way: if that cannot be done, no work is lost yet."""
+    shutil.rmtree(_old(final), ignore_errors=True)
+    try:
+        if final.exists():
+            final.rename(_old(final))
+    except OSError as error:
+        raise ExportError(f"cannot replace {final} ({error}); close what uses it there") from error
+
+
 def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename; an old bundle steps aside first and is removed last, or comes back if the new one cannot be renamed."""
-    old = _old(final)
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
+    """Rename; the old bundle is removed last, or comes back if the new one cannot be renamed."""
     try:
         partial.rename(final)
     except OSError as error:
         _undo_half_a_swap(final)
         raise ExportError(f"cannot name the finished folder {final} ({error}); close what uses it there") from error
     flush_to_disk(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_old(final), ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:

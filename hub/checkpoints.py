@@ -22,6 +22,8 @@ _NAME = re.compile(rf"(?P<repository>{REPOSITORY})(?P<file>(?:/[\w.-]+)*/[\w.-]+
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 """Of a file that is one of several: all of them are read."""
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "README.md", "LICENSE*", "NOTICE*")
+_UNWANTED = ("*/*.safetensors", "*/*.json", "consolidated*")
+"""The same weights in other forms: what is read lies at the top."""
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
@@ -36,6 +38,12 @@ class HubName(NamedTuple):
     def wanted(self) -> list[str]:
         """Patterns of the files that an export reads."""
         return [_PART.sub("-?????", self.file)] if self.file else list(_WANTED)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What of the repository is fetched, in the hub's words."""
+        unwanted = None if self.file else list(_UNWANTED)
+        return {"revision": self.revision, "allow_patterns": self.wanted, "ignore_patterns": unwanted}
 
 
 class Origin(NamedTuple):
@@ -110,15 +118,22 @@ def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
         tell(f"{name.repository}: the hub does not answer; taking revision {_revision_in(found)[:8]} from the cache")
         return found
     _check_files(name, [file.rfilename for file in info.siblings or ()])
-    where: dict[str, Any] = {"revision": name.revision, "allow_patterns": name.wanted}
     with _quiet(True):
-        planned = hub.snapshot_download(name.repository, dry_run=True, **where)
+        planned = hub.snapshot_download(name.repository, dry_run=True, **name.where)
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
     if missing:
         _check_disk(name, missing)
         tell(f"{name.repository}: fetching {readable_bytes(missing)}, revision {str(info.sha)[:8]}")
-    with _quiet(not missing or not sys.stderr.isatty()):
-        folder = Path(hub.snapshot_download(name.repository, **where))
+    try:
+        with _quiet(not missing or not sys.stderr.isatty()):
+            folder = Path(hub.snapshot_download(name.repository, **name.where))
+    except HfHubHTTPError:
+        raise
+    except (HTTPError, RuntimeError) as error:
+        raise ExportError(
+            f"{hub.endpoint} broke off while {name.repository} was fetched ({error or type(error).__name__}); what has "
+            "come is kept: the same command again fetches the rest"
+        ) from error
     return folder / name.file if name.file else folder
 
 
@@ -127,7 +142,7 @@ def _check_files(name: HubName, files: Sequence[str]) -> None:
     if name.file is not None:
         if name.file not in files:
             raise ExportError(f"{name.repository} has no file {name.file}")
-    elif not any(file.endswith(".safetensors") for file in files):
+    elif not any(file.endswith(".safetensors") and "/" not in file for file in files):
         gguf = next((file for file in files if file.endswith(".gguf")), None)
         hint = f"; it has a GGUF file: {name.repository}/{gguf}" if gguf else ""
         raise ExportError(f"{name.repository} has no *.safetensors, which are the weights that are read{hint}")
@@ -150,9 +165,8 @@ def _quiet(is_quiet: bool) -> Iterator[None]:
 
 
 def _from_cache(hub: "HfApi", name: HubName) -> Path:
-    where: dict[str, Any] = {"revision": name.revision, "allow_patterns": name.wanted}
     with _quiet(True):
-        folder = Path(hub.snapshot_download(name.repository, local_files_only=True, **where))
+        folder = Path(hub.snapshot_download(name.repository, local_files_only=True, **name.where))
     if name.file is None:
         return folder
     if not (folder / name.file).exists():

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _PLAIN = (
     "def f(x):\n    return x",
     "3.14159 \u00bd",
     "don't  stop\t",
+    "Steps:\n\n1. 2026\n\n    22.5",
     "\u65e5\u672c\u8a9e \U0001f44b",
 )
 _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
@@ -58,6 +60,7 @@ def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
         if (target.folder / name).is_file():
             read_json(target.folder / name, target.role)
     theirs = _load_tokenizer(target)
+    _cut_as_in_file(theirs, target)
     templates = _chat_templates(theirs.chat_template, target)
     folder = bundle / names.TOKENIZER_FOLDER
     folder.mkdir(exist_ok=True)
@@ -88,6 +91,29 @@ def _load_tokenizer(target: Checkpoint) -> Any:
             "tokenizers package: save a fast tokenizer there (tokenizer.json)"
         )
     return found
+
+
+def _cut_as_in_file(theirs: Any, target: Checkpoint) -> None:
+    """Have texts cut as tokenizer.json says, with which the model was trained.
+
+    Several of transformers 5's classes cut them in a way of their own (`GPT2Tokenizer`, `LlamaTokenizer`), whatever
+    that file says. Where tokenizer_config.json asks for another way, theirs is right.
+    """
+    file, settings = target.folder / _TOKENIZER, target.folder / _SETTINGS
+    given = read_json(settings, target.role) if settings.is_file() else {}
+    if not file.is_file() or given.get("add_prefix_space") is not None:
+        return
+    own, backend = Tokenizer.from_file(str(file)), theirs.backend_tokenizer
+    texts = probe_texts(["\n\n1. "])
+    before = [backend.encode(text).ids for text in texts]
+    backend.normalizer, backend.pre_tokenizer = own.normalizer, own.pre_tokenizer
+    if [backend.encode(text).ids for text in texts] != before:
+        warnings.warn(
+            f"the {target.role}'s tokenizer.json cuts texts otherwise than {type(theirs).__name__} of transformers, "
+            "which reads it; the bundle follows the file",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -> dict[str, str]:
@@ -131,7 +157,7 @@ def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
 
 def copy_licences(checkpoint: Checkpoint, bundle: Path) -> None:
     """Copy licence texts and the model card into `licences/target` or `licences/draft`."""
-    found = [path for pattern in _LICENCE_PATTERNS for path in sorted(checkpoint.folder.glob(pattern))]
+    found = [path for name in _LICENCE_PATTERNS for path in sorted(checkpoint.folder.glob(name)) if path.is_file()]
     if not found:
         return
     folder = bundle / "licences" / checkpoint.role

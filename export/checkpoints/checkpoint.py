@@ -285,7 +285,7 @@ def _weight_files(folder: Path, role: Role, config: Mapping[str, Any]) -> list[P
             return _shards(path, folder, role)
         if _is_file(path):
             return [path]
-    if any(folder.glob("*.safetensors")):
+    if named is None and any(folder.glob("*.safetensors")):
         raise ExportError(
             f"the {role} {folder} holds *.safetensors files, and neither {_WEIGHTS} nor {_WEIGHTS + _INDEX_END}, which "
             "says what is where: fetch the rest of the model"
@@ -365,7 +365,7 @@ def _find_licence(folder: Path) -> str:
         named = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
         if named:
             return named[1].strip("\"'")
-    for path in sorted(folder.glob("LICENSE*")):
+    for path in filter(Path.is_file, sorted(folder.glob("LICENSE*"))):
         text = path.read_text(encoding="utf-8", errors="replace")
         for mark, licence in _LICENCE_MARKS.items():
             if mark in text:

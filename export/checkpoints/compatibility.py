@@ -72,42 +72,34 @@ def _check_tokenizers(target: Checkpoint, draft: Checkpoint) -> None:
     kinds = [document["model"].get("type") for document in (of_target, of_draft)]
     if kinds[0] != kinds[1]:
         raise _refusal(f"the target's tokenizer is of type {kinds[0]}, the draft's of type {kinds[1]}")
-    _check_entries("vocabulary", _vocabulary(of_target), _vocabulary(of_draft))
-    added = _added(of_target), _added(of_draft)
-    _check_entries("added tokens", _with_rows(target, *added), _with_rows(draft, *reversed(added)))
+    words = _words(of_target), _words(of_draft)  # some files have special tokens in the vocabulary, others beside it
+    _check_entries(_with_rows(target, *words), _with_rows(draft, *reversed(words)))
     if _merges(of_target) != _merges(of_draft):
         raise _refusal("their tokenizers have the same vocabulary but different merges")
-    for part in ("normalizer", "pre_tokenizer"):
-        if of_target.get(part) != of_draft.get(part):
-            raise _refusal(f"their tokenizers have a different {part} ({of_target.get(part)} and {of_draft.get(part)})")
 
 
-def _check_entries(what: str, of_target: dict[str, Any], of_draft: dict[str, Any]) -> None:
+def _check_entries(of_target: dict[str, Any], of_draft: dict[str, Any]) -> None:
     differing = [word for word in of_target | of_draft if of_target.get(word) != of_draft.get(word)]
     if differing:
         first = min(differing, key=lambda word: (str(of_target.get(word)), word))
         raise _refusal(
-            f"the {what} of their tokenizers differ in {len(differing)} entries, for example {first!r}: "
+            f"the vocabularies of their tokenizers differ in {len(differing)} entries, for example {first!r}: "
             f"target {of_target.get(first, 'none')}, draft {of_draft.get(first, 'none')}"
         )
 
 
-def _vocabulary(document: dict[str, Any]) -> dict[str, Any]:
-    """Piece -> id; Unigram tokenizers list [piece, score] in the order of ids."""
+def _words(document: dict[str, Any]) -> dict[str, Any]:
+    """Piece -> id, added tokens among them; Unigram tokenizers list [piece, score] in the order of ids."""
     vocabulary = document["model"].get("vocab", {})
     if isinstance(vocabulary, list):
-        return {piece: (number, score) for number, (piece, score) in enumerate(vocabulary)}
-    return dict(vocabulary)
+        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{token["content"]: token["id"] for token in document.get("added_tokens") or []}}
 
 
-def _added(document: dict[str, Any]) -> dict[str, Any]:
-    return {token["content"]: token["id"] for token in document.get("added_tokens") or []}
-
-
-def _with_rows(checkpoint: Checkpoint, added: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def _with_rows(checkpoint: Checkpoint, words: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """Leave tokens out that the model has no row for, and that the other side does not know: no prompt may hold one."""
     size = int(checkpoint.config["vocab_size"])
-    return {text: token for text, token in added.items() if token < size or text in others}
+    return {text: token for text, token in words.items() if token < size or text in others}
 
 
 def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:

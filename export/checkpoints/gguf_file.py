@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mirrorsd.export.checkpoints.gguf_gaps import check_all_read, complete_config, complete_tokenizer
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.whole_file import write_whole
 
 if TYPE_CHECKING:
     from mirrorsd.export.weights.gguf_tensors import GgufTensor
@@ -26,13 +29,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 4
+_MADE_BY = 5
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
 _EXPERTS = re.compile(r"(?P<name>blk\.\d+\.ffn_(?P<part>gate|up|down)_exps)\.weight")
-_EXPERT_WIDTH = "{}.expert_feed_forward_length"
-"""What transformers does not read: it takes its own default, 768."""
 _SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
@@ -90,7 +91,7 @@ def small_files(file: Path) -> Path:
     parts = parts_of(file)
     file = parts[0]
     _check_readable(file)
-    folder = file.with_suffix(".files")
+    folder = file.with_suffix(names.GGUF_FILES_SUFFIX)
     stats = [part.stat() for part in parts]
     made_from = {
         "file": file.name,
@@ -99,16 +100,17 @@ def small_files(file: Path) -> Path:
         "made_by": _MADE_BY,
     }
     mark = folder / _MADE_FROM
-    if mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == made_from:
+    if _says(mark, made_from):
         return folder
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     with _reading(file), _plain_header(parts) as (header, ends):
         config: Any = AutoConfig.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
         tokenizer: Any = AutoTokenizer.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
-    widths = open_header(file).fields.get(_EXPERT_WIDTH.format(_plain(config.model_type)))
-    if widths is not None and hasattr(config, "moe_intermediate_size"):
-        config.moe_intermediate_size = int(widths.contents())
+        headers = [open_header(part) for part in parts]
+        tensors = {tensor.name: tensor for of_part in headers for tensor in of_part.tensors}
+        complete_config(config, file, headers[0].fields, tensors)
+        complete_tokenizer(tokenizer, file, headers[0].fields)
     generation: Any = GenerationConfig.from_model_config(config)
     generation.eos_token_id = _all_ends(config.eos_token_id, ends)
     generation.update(**_sampling_of(file))
@@ -117,13 +119,21 @@ def small_files(file: Path) -> Path:
         config.save_pretrained(folder)
         generation.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        mark.write_text(json.dumps(made_from) + "\n", encoding="utf-8")
+        write_whole(mark, f"{json.dumps(made_from)}\n".encode())
     except OSError as error:
         raise ExportError(
             f"{folder} cannot be written ({error}); what {file.name} says of its tokenizer and config goes there: move "
             "the file to a folder that can be written to"
         ) from error
     return folder
+
+
+def _says(mark: Path, made_from: Mapping[str, object]) -> bool:
+    """Whether the small files were made from this; a mark that was cut short says nothing."""
+    try:
+        return bool(json.loads(mark.read_text(encoding="utf-8")) == made_from)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
@@ -204,6 +214,7 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         names = get_gguf_hf_weights_map(_OuterModules(model), processor)
         convert = partial(_convert, processor, names)
         found: dict[str, GgufTensor] = {}
+        left: list[str] = []
         for part, of_part in readers:
             _check_kinds(part, of_part.tensors)
             for tensor in of_part.tensors:
@@ -212,6 +223,9 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
                 elif (of_experts := _EXPERTS.fullmatch(tensor.name)) is not None and of_experts["name"] in names:
                     place = names[of_experts["name"]].rpartition(".")[0]
                     found |= _experts(part, tensor, f"{place}.{{}}.{of_experts['part']}_proj.weight")
+                else:
+                    left.append(tensor.name)
+        check_all_read(file, left)
         return found
 
 
@@ -352,7 +366,7 @@ def _check_readable(file: Path) -> None:
         architecture = None if field is None else str(field.contents())
     if _plain(architecture or "") not in map(_plain, GGUF_SUPPORTED_ARCHITECTURES):
         raise ExportError(
-            f"{file} has the architecture {architecture!r}, which transformers does not read from GGUF files; it reads "
+            f"{file} has the architecture {architecture!r}, which is not read from GGUF files; known are "
             f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Export the model's Hugging Face folder instead"
         )
 

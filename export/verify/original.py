@@ -18,7 +18,7 @@ import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, whole_bytes
@@ -85,13 +85,15 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     place = checkpoint.gguf or checkpoint.folder
-    of_file = loader_options(checkpoint.config) if checkpoint.gguf is None else {"gguf_file": place.name}
+    options = {"pretrained_model_name_or_path": place, **loader_options(checkpoint.config)}
+    if checkpoint.gguf is not None:
+        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        options = {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name, "config": config}
     loader: Any = AutoModelForCausalLM
     try:
         with _quiet():
             network, report = loader.from_pretrained(
-                place if checkpoint.gguf is None else place.parent,
-                **of_file,
+                **options,
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=False,

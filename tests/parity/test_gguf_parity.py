@@ -31,7 +31,10 @@ FILES = {
     "Q4_1": pytest.param({"kind": "Q4_1"}, ("Q4_1",), marks=pytest.mark.long),
     "Q8_0": pytest.param({"kind": "Q8_0"}, ("Q8_0",), marks=pytest.mark.long),
     "as in Q4_K_M": ({"kind": "Q4_K", "mixed": "Q6_K", "head": "Q6_K"}, ("Q4_K", "Q6_K")),
-    "tied, with offsets": ({"kind": "Q5_1", "mixed": "Q5_0"}, ("Q5_0", "Q5_1")),
+    "tied, with offsets and Llama 3's divisors of positions": (
+        {"kind": "Q5_1", "mixed": "Q5_0", "floats": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}},
+        ("Q5_0", "Q5_1"),
+    ),
     "tied, in 4 bits": pytest.param({"kind": "Q4_K", "mixed": "Q5_K"}, ("Q4_K", "Q5_K"), marks=pytest.mark.long),
     "blocks of 16": pytest.param({"kind": "Q2_K", "mixed": "Q3_K"}, ("Q2_K", "Q3_K"), marks=pytest.mark.long),
     "floats among them": ({"kind": "F16", "mixed": "Q5_0", "head": "BF16"}, ("BF16", "F16", "Q5_0")),
@@ -46,7 +49,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("parts", "kinds"), FILES.values(), ids=list(FILES))
 def test_a_bundle_holds_the_numbers_of_its_file(
-    write_gguf: WriteGguf, draft: Path, tmp_path: Path, parts: dict[str, str], kinds: tuple[str, ...]
+    write_gguf: WriteGguf, draft: Path, tmp_path: Path, parts: dict[str, Any], kinds: tuple[str, ...]
 ) -> None:
     """To the bit; the export itself compares what the graphs compute with Hugging Face's reading of the file."""
     file = write_gguf(**parts)

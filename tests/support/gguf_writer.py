@@ -51,18 +51,27 @@ def write_file(
     down: str | None = None,
     stray: gguf.GGMLQuantizationType | None = None,
     sampling: Mapping[str, float] | None = None,
+    pre: str = "smollm",
+    more: Mapping[str, float | str | bool] | None = None,
+    floats: Mapping[str, Array] | None = None,
 ) -> Path:
     """Write the model with matrices as `kind` ("Q4_0"), values' ones as `mixed`; `stray` adds a tensor of that kind.
 
+    `more` are values, and `floats` tensors as they are, that few files have.
     With `head`, the LM head is a matrix of its own, in that kind; `output` and `down` are those of attention and MLP.
     """
     writer = gguf.GGUFWriter(path, architecture)
     sizes = [GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in (kind, mixed, head, output, down) if name]
     width = WIDE if WIDE in sizes else HIDDEN
     _write_sizes(writer, architecture, context, width)
-    _write_tokenizer(writer)
+    _write_tokenizer(writer, pre)
     for name, value in (sampling or {}).items():
         writer.add_float32(f"general.sampling.{name}", value)
+    for name, given in (more or {}).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(given)](name, given)  # type: ignore[operator]
+    for name, numbers in (floats or {}).items():
+        writer.add_tensor(name, numbers)
     rng = np.random.default_rng(3)
     for name, shape in _shapes(width, has_head=head is not None, is_mixture=architecture == MIXTURE).items():
         numbers = rng.standard_normal(shape, dtype=np.float32) * 0.15
@@ -147,9 +156,9 @@ def _write_sizes(writer: gguf.GGUFWriter, architecture: str, context: int, width
         writer.add_layer_norm_eps(1e-5)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(VOCABULARY) - len(SPECIAL)))
     writer.add_token_merges(["a b", "b a"])

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, LM_HEAD, SHARES_EMBEDDING, fit_head
 from mirrorsd.families.registry import loader_options
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.whole_file import is_gguf
 
@@ -86,7 +87,9 @@ def _place(path: Path) -> dict[str, Any]:
         config = path / "config.json"
         written = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
         return {"pretrained_model_name_or_path": path, **loader_options(written)}
-    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    config = path.with_suffix(names.GGUF_FILES_SUFFIX) / "config.json"  # with what transformers does not read of it
+    given = {"config": AutoConfig.from_pretrained(config.parent, local_files_only=True)} if config.is_file() else {}
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **given}
 
 
 def _without_bars(path: Path) -> AbstractContextManager[object]:

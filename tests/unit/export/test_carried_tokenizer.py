@@ -141,3 +141,25 @@ def test_chats_become_the_same_ids(template: str, checkpoint: Path, tmp_path: Pa
     theirs, ours = AutoTokenizer.from_pretrained(checkpoint), carried(checkpoint, tmp_path)
     for chat in CHATS:
         assert ours.encode_chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+
+
+def test_texts_are_cut_as_the_file_says_whatever_the_class_of_transformers_makes_of_it(tmp_path: Path) -> None:
+    """SmolLM2's file splits digits; the class that its settings name has a way of its own, and no word about it."""
+    (tmp_path / "model").mkdir()
+    tokenizer, trainer = byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.train_from_iterator(["1234 12 12\n\n12 a\n\nb"] * 9, trainer)
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    settings: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>"}
+    (tmp_path / "bundle").mkdir()
+    for name, content in (("tokenizer_config", settings), ("config", {"model_type": "llama"})):
+        (tmp_path / "model" / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    source = SourceModel(name="tiny", family="llama", licence="unknown", num_parameters=1)
+    target = Checkpoint(folder=tmp_path / "model", role="target", config={}, generation={}, source=source)
+    with pytest.warns(RuntimeWarning, match="cuts texts otherwise than GPT2Tokenizer of transformers"):
+        copy_tokenizer(target, tmp_path / "bundle")
+    found = BundleTokenizer(tmp_path / "bundle")
+    for text in ("a\n\n12 34", "1234"):
+        assert found.encode(text, add_special_tokens=False) == tokenizer.encode(text).ids

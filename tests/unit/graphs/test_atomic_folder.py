@@ -1,4 +1,5 @@
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ with atomic_folder(Path(sys.argv[1]), overwrite=False) as folder:
     if sys.argv[2] == "kill":
         os.kill(os.getpid(), signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
 """
+
+
+def fill(folder: Path, content: str) -> None:
+    (folder / "file").write_text(content)
+    (folder / "manifest.json").write_text("{}")
 
 
 def test_the_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -120,6 +126,39 @@ def test_the_folder_that_one_is_in_is_no_bundle(name: str, tmp_path: Path, monke
     with pytest.raises(ExportError, match="cannot be a bundle"), atomic_folder(Path("/"), overwrite=True):
         pass
     assert {path.name for path in tmp_path.rglob("*")} == {"here", "below"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right of their own there")
+def test_a_link_stays_one_however_often_it_is_exported_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "out.mirror"
+    link.symlink_to(tmp_path / "disk" / "real.mirror")
+    for content in ("first", "second", "third"):  # at first there is nothing behind it
+        with atomic_folder(link, overwrite=True) as folder:
+            fill(folder, content)
+        assert link.is_symlink() and (link / "file").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out.mirror"]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real.mirror"]
+
+
+def test_a_bundle_in_use_costs_no_finished_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where what is open has no other name."""
+    final = tmp_path / "out.mirror"
+    with atomic_folder(final, overwrite=False) as folder:
+        fill(folder, "old")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(13, "in use")))
+
+    def goes_on(left: Path) -> bool:
+        return (left / "journal").exists()
+
+    with (
+        pytest.raises(ExportError, match=r"cannot replace .* close what uses it there"),
+        atomic_folder(final, overwrite=True, goes_on=goes_on, work_files=["journal"]) as folder,
+    ):
+        fill(folder, "new")
+        (folder / "journal").touch()
+    assert goes_on(tmp_path / ".out.mirror.partial")
+    assert (final / "file").read_text() == "old"
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import SHA, serve
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HTTPError
 
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.hub import asking
@@ -15,11 +18,14 @@ from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
 def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two repositories on the server's disk, and an empty cache of the hub's."""
     for name, files in {
-        "tiny/target": ("config.json", "model.safetensors", "picture.png"),
+        "tiny/target": (
+            *("config.json", "model.safetensors", "picture.png", "consolidated.safetensors"),
+            *("original/config.json", "original/model.safetensors"),
+        ),
         "tiny/ggufs": ("a.gguf",),
     }.items():
         for file in files:
-            (tmp_path / "hub" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "hub" / name / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "hub" / name / file).write_text(f"content of {file}", encoding="utf-8")
     (tmp_path / "hub" / "tiny" / "gated").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -49,6 +55,24 @@ def test_what_is_needed_is_fetched_once_and_pinned(asked: list[str]) -> None:
     asked.clear()
     assert locate(f"tiny/target@{SHA}", told.append) == folder
     assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
+
+
+@pytest.mark.parametrize("failure", [HTTPError("reset by peer"), RuntimeError("a worker of Xet has failed")])
+def test_a_fetch_that_breaks_off_can_go_on(
+    asked: list[str], failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = HfApi.snapshot_download
+
+    def breaking(hub: HfApi, *words: str, **where: Any) -> Any:
+        if where.get("dry_run"):
+            return fetch(hub, *words, **where)
+        raise failure
+
+    monkeypatch.setattr(HfApi, "snapshot_download", breaking)
+    with pytest.raises(
+        ExportError, match=rf"broke off while tiny/target was fetched \({failure}\); what has come is kept"
+    ):
+        locate("tiny/target", print)
 
 
 def test_a_file_of_a_repository_is_a_name_too(asked: list[str]) -> None:

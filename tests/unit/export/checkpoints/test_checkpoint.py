@@ -116,6 +116,11 @@ def _configure(**changes: object) -> Callable[[Path], None]:
         (_configure(model_type="mamba"), "not supported: it has state-space layers of another kind"),
         (_configure(model_type="gemma3"), "it takes images too"),
         (_configure(model_type="gemma2", use_bidirectional_attention=True), "attention in both directions is not"),
+        (_configure(is_causal=False), "is_causal to false in config.json: attention in both directions is not"),
+        (
+            _configure(model_type="qwen2_moe", use_sliding_window=True),
+            "a sliding window of this family is not supported",
+        ),
         (_configure(model_type="gpt2", add_cross_attention=True), "cross-attention is not supported"),
         (_configure(model_type="gemma2", hidden_size=81), "contradicts itself: .*not a multiple"),
         (_configure(quantization_config={}), "is already quantised"),

@@ -132,7 +132,7 @@ def test_a_changed_file_is_read_again_and_what_training_left_stays(write_gguf: W
 
 
 def test_an_unknown_architecture_says_which(write_gguf: WriteGguf) -> None:
-    with pytest.raises(ExportError, match="architecture 'wavernn', which transformers does not read"):
+    with pytest.raises(ExportError, match="architecture 'wavernn', which is not read from GGUF files"):
         open_checkpoint(write_gguf("Q4_0", architecture="wavernn"), "target")
 
 
