@@ -1,5 +1,6 @@
 """A conversation: asks, answers, keeps what was said within the context."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,8 @@ class Chat:
         try:
             self._make_room()
             self._last_sent = self.conversation.sent
-            self.last = self.screen.show_answer(hear(self.answers, self._last_sent, self.config))
+            with closing(hear(self.answers, self._last_sent, self.config)) as pieces:
+                self.last = self.screen.show_answer(pieces)
         except MirrorError:
             self.conversation.take_back()
             raise

@@ -4,7 +4,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -20,8 +20,10 @@ _TICK_S = 0.1
 Heard = Piece | MirrorError | None
 
 
-def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> Iterator[Piece | None]:
+def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> Generator[Piece | None, None, None]:
     """The pieces of an answer as they come, and None a few times a second while nothing comes.
+
+    Who stops reading stops the answer.
 
     Raises:
         MirrorError: it cannot be answered.
@@ -31,22 +33,26 @@ def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> 
     with interrupts() as is_interrupted:
         thread.start()
         ended: Ended | None = None
-        while True:
-            if is_interrupted.is_set():  # again and again: the answer may not have begun yet
+        is_over = False
+        try:
+            while not is_over:
+                if is_interrupted.is_set():  # again and again: the answer may not have begun yet
+                    answers.cancel()
+                try:
+                    piece = heard.get(timeout=_TICK_S)
+                except queue.Empty:
+                    yield None
+                    continue
+                is_over = piece is None or isinstance(piece, MirrorError)
+                if isinstance(piece, MirrorError):
+                    raise piece
+                if piece is not None:
+                    ended = piece.ended or ended
+                    yield piece
+        finally:
+            if not is_over:
                 answers.cancel()
-            try:
-                piece = heard.get(timeout=_TICK_S)
-            except queue.Empty:
-                yield None
-                continue
-            if piece is None:
-                break
-            if isinstance(piece, MirrorError):
-                thread.join()
-                raise piece
-            ended = piece.ended or ended
-            yield piece
-        thread.join()
+            thread.join()
     if ended is None:
         raise GenerationError("The answer broke off before its end: the thread that read it failed.")
 

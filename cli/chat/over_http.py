@@ -43,7 +43,12 @@ class OverHttp:
         self._socket: socket.socket | None = None
         self._is_cancelled = False
         props = self._json("GET", "/props" + (f"?{urlencode({'model': model})}" if model else ""))
-        self._model, self._context = str(props["model"]), int(props["context"])
+        try:
+            self._model, self._context = str(props["model"]), int(props["context"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise DeviceError(
+                f"What answers at {url} is no mirrorsd server: its /props say no model and context."
+            ) from error
         self._advice = str(props.get("advice", ""))
 
     @property

@@ -13,7 +13,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
-from mirrorsd.cli.output.console import note
+from mirrorsd.cli.output.console import note, visible
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a model's text must not tell a terminal: no colours, no titles, no cursor moves."""
@@ -80,16 +80,16 @@ class TerminalScreen:
         assert ended is not None  # `hear` raises otherwise
         self._console.print(Text(closing_line(ended), style="dim"))
         for warning in ended.warnings:
-            self._console.print(Text(f"warning: {warning}", style="yellow"))
+            self._console.print(Text(visible(f"warning: {warning}"), style="yellow"))
         return ended
 
     def say(self, text: str) -> None:
         """In a dim colour."""
-        self._console.print(Text(text, style="dim"))
+        self._console.print(Text(visible(text), style="dim"))
 
     def say_error(self, text: str) -> None:
         """In red."""
-        self._console.print(Text.assemble(("error: ", "bold red"), text))
+        self._console.print(Text.assemble(("error: ", "bold red"), visible(text)))
 
     def _print(self, text: str) -> None:
         if text.strip():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def chat(
+    context: typer.Context,
     bundle: options.MaybeBundle = None,
     url: Annotated[str | None, typer.Option(help="Talk to a running `mirrorsd serve` instead.")] = None,
     model: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
@@ -35,6 +36,8 @@ def chat(
     stop: options.Stop = None,
 ) -> None:
     """Talk with a chat model; `/help` lists the commands. In a pipe, every line is a question."""
+    if url is not None:
+        options.refuse_beside("with --url, whose server has its own", context, "device_map", "layout")
     from mirrorsd import GenerationConfig
     from mirrorsd.cli.chat.chat import Chat
     from mirrorsd.cli.chat.lines import edited_lines, piped_lines

@@ -10,7 +10,7 @@ import typer
 from mirrorsd.cli.commands.loading import check_fits, open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.requests import Request, check_writable, has_chat_template, read_request
-from mirrorsd.cli.output.console import as_word, note, print_json
+from mirrorsd.cli.output.console import as_word, note, print_json, visible
 from mirrorsd.cli.output.failures import as_typed
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.graphs.errors import ConfigError
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 
 
+_OF_ONE_TEXT = ("is_raw", "max_new_tokens", "ignore_eos", "settings", "trace", "verbose")
+
+
 def generate(
+    context: typer.Context,
     bundle: options.Bundle,
     prompt: Annotated[
         str | None, typer.Argument(help="What to answer; without it stdin is read, and a terminal opens the chat.")
@@ -48,7 +52,8 @@ def generate(
     asked: dict[str, Any] = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p}
     asked |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
     if prompt is None and messages is None and sys.stdin.isatty() and not as_json:
-        open_chat(bundle, method=method, device_map=device_map, layout=layout, **asked)
+        options.refuse_beside("in the chat that a missing PROMPT opens", context, *_OF_ONE_TEXT)
+        open_chat(context, bundle, method=method, device_map=device_map, layout=layout, **asked)
         return
     end_on_ctrl_c()
     check_writable("--trace", trace)
@@ -69,7 +74,7 @@ def generate(
         save_trace(result, trace)
 
 
-def open_chat(bundle: Path, **asked: Any) -> None:
+def open_chat(context: typer.Context, bundle: Path, **asked: Any) -> None:
     """Talk with the model instead, with the options that were asked for: what a missing prompt means on a terminal.
 
     Raises:
@@ -81,13 +86,14 @@ def open_chat(bundle: Path, **asked: Any) -> None:
         command = import_module("mirrorsd.cli.commands.chat")
     except ModuleNotFoundError as error:
         raise ConfigError(f"No prompt. Give PROMPT, or open a conversation: mirrorsd chat {as_word(bundle)}") from error
-    command.chat(bundle, **asked)
+    command.chat(context, bundle, **asked)
 
 
 def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":
     """Print the text as it is decided and return the result that the last chunk carries."""
+    shown = visible if sys.stdout.isatty() else str  # what a model says must not steer a terminal
     for chunk in pipe.stream(request.prompt, config, messages=request.messages):
-        print(chunk.text, end="", flush=True)
+        print(shown(chunk.text), end="", flush=True)
         if chunk.result is not None:
             result = chunk.result
     print()

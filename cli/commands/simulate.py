@@ -25,6 +25,7 @@ _FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms"
 
 
 def simulate(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="A recording (.npz), or a bundle to record first.", show_default=False)
     ],
@@ -61,6 +62,11 @@ def simulate(
     names, wanted = options.read_methods(methods), options.read_settings(settings)
     exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
+    if card.pace is not None:
+        options.refuse_beside(f"as {card.name} has a pace", context, "npu_report", "target_size", "host_ms")
+    if source.is_file():
+        of_recording = ("record", "prompts", "max_new_tokens", "temperature", "seed")
+        options.refuse_beside("with a recording, which has its texts", context, *of_recording)
     source = source if source.is_file() else fetched(source)
 
     def pace_for(longest: int) -> "Pace":

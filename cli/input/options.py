@@ -1,6 +1,6 @@
 """Options that several sub-commands share, declared once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -299,8 +299,23 @@ def refuse_without(needed: str, context: typer.Context, *parameters: str) -> Non
     Raises:
         ConfigError: there is one.
     """
+    for option in _typed(context, parameters):
+        raise ConfigError(f"{option} does nothing without {needed} here. Give that, too, or leave {option} out.")
+
+
+def refuse_beside(other: str, context: typer.Context, *parameters: str) -> None:
+    """Refuse options that were typed and would do nothing, as something else decides what they are about.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for option in _typed(context, parameters):
+        raise ConfigError(f"{option} does nothing {other}: leave it out.")
+
+
+def _typed(context: typer.Context, parameters: Sequence[str]) -> Iterator[str]:
+    """Which of the options somebody has typed."""
     for parameter in parameters:
         source = context.get_parameter_source(parameter)
         if source is not None and source.name == "COMMANDLINE":
-            option = f"--{parameter.replace('_', '-')}"
-            raise ConfigError(f"{option} does nothing without {needed} here. Give that, too, or leave {option} out.")
+            yield next(one.opts[0] for one in context.command.params if one.name == parameter)

@@ -25,12 +25,20 @@ def prepare_streams() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - for as long as the program runs
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper) and _is_in_a_code_page(stream):
+            stream.reconfigure(encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A story may hold characters that an old console's code page lacks; they must not end the program.
             stream.reconfigure(errors="replace")
     if isinstance(sys.stdin, TextIOWrapper) and os.linesep == "\n":
         sys.stdin.reconfigure(newline="\n")  # a prompt's own carriage returns are text
+
+
+def _is_in_a_code_page(stream: TextIOWrapper) -> bool:
+    """Whether it is a pipe or file that Windows would read in its code page, which nobody asked for."""
+    return os.linesep != "\n" and "PYTHONIOENCODING" not in os.environ and not stream.isatty()
 
 
 def is_of_pipe(error: BaseException | None) -> bool:

@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import run as run_program
 from typing import Any
@@ -84,6 +86,22 @@ def test_a_server_that_refuses_is_understood(server: str) -> None:
     assert answers.num_tokens(long) > answers.context == 512
     with pytest.raises(ContextLengthError):
         list(answers.stream(long, GenerationConfig(max_new_tokens=5)))
+
+
+@pytest.mark.parametrize("props", [{"default_generation_settings": {}}, {"model": "m", "context": None}, {}])
+def test_another_kind_of_server_is_none(props: dict[str, Any]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(props).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.handle_request).start()
+        with pytest.raises(DeviceError, match="is no mirrorsd server: its /props say no model and context"):
+            OverHttp(f"http://127.0.0.1:{other.server_port}")
 
 
 def test_hanging_up_ends_the_answer(server: str) -> None:

@@ -67,3 +67,17 @@ def test_ends_of_lines_are_text_but_for_the_last(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, name, io.StringIO())
     prepare_streams()
     assert read_request(None, None, is_chat=False).prompt == expected
+
+
+def test_pipes_of_windows_are_in_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code page has no snowman, and reads a prompt's letters as others."""
+    monkeypatch.setattr(os, "linesep", "\r\n")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    written = io.BytesIO()
+    given = io.BytesIO("Wäre?".encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, encoding="cp1252"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    prepare_streams()
+    assert read_request(None, None, is_chat=False).prompt == "Wäre?"
+    print("\u2603", end="", flush=True)
+    assert written.getvalue().decode() == "\u2603"

@@ -53,7 +53,7 @@ def test_without_a_prompt_a_terminal_opens_the_chat(
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     opened: list[tuple[Path, dict[str, Any]]] = []
-    command = SimpleNamespace(chat=lambda bundle, **asked: opened.append((bundle, asked)))
+    command = SimpleNamespace(chat=lambda _, bundle, **asked: opened.append((bundle, asked)))
     monkeypatch.setitem(sys.modules, "mirrorsd.cli.commands.chat", command)
     assert run(["generate", str(tmp_path)]) == 2
     assert "This model has no chat template" in capsys.readouterr().err

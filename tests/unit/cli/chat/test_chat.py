@@ -3,8 +3,10 @@
 import _thread
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from mirrorsd.cli.chat import lines
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
 from mirrorsd.cli.chat.chat import Chat
 from mirrorsd.cli.chat.conversation import Conversation
+from mirrorsd.cli.chat.listening import hear
 from mirrorsd.cli.chat.screen import PipeScreen, TerminalScreen, split_complete
 from mirrorsd.cli.chat.slash import converse
 from mirrorsd.graphs.errors import Cancelled, ConfigError, GenerationError
@@ -191,6 +194,33 @@ def test_a_terminal_shows_markdown_and_the_figures_and_no_control_characters() -
     assert "\x1b]0;" not in shown
     assert "bold" in shown
     assert chat.conversation.messages[-1]["content"] == hostile
+
+
+def test_names_and_errors_steer_no_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=20)
+    screen = TerminalScreen(console)
+    screen.say("model\x1b]0;gotcha\x07")
+    screen.say_error("template\x1b[2J")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b]0;" not in shown and "\x1b[2J" not in shown
+
+
+def test_who_stops_reading_stops_the_answer() -> None:
+    """As `| head -1` does: nobody waits for what the server would still say."""
+    stopped = threading.Event()
+
+    class Endless(Scripted):
+        def stream(self, messages: Any, config: GenerationConfig) -> Iterator[Piece]:
+            while not stopped.is_set():
+                yield Piece("word ", 1, 0, None)
+
+        def cancel(self) -> None:
+            stopped.set()
+
+    with closing(hear(Endless(), [], GenerationConfig())) as pieces:
+        next(pieces)
+    assert stopped.is_set()
+    assert not any(thread.name == "answer" for thread in threading.enumerate())
 
 
 def test_paragraphs_are_complete_at_a_blank_line_outside_fences() -> None:
