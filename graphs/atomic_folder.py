@@ -56,12 +56,14 @@ def atomic_folder(
         partial.mkdir(exist_ok=True)
         yield partial
         _check_place(final, overwrite=overwrite)  # again: an hour may have passed
+        _flush(partial)
         _put_aside(final)
         for file in work_files:
             (partial / file).unlink(missing_ok=True)
-        _flush(partial)
+        flush_to_disk(partial)
         _put_in_place(partial, final)
     except BaseException as error:
+        _undo_half_a_swap(final)
         is_refusal = isinstance(error, ExportError | ConfigError)
         if not (is_refusal and goes_on(partial)):
             shutil.rmtree(partial, ignore_errors=True)
@@ -120,7 +122,6 @@ def _put_in_place(partial: Path, final: Path) -> None:
     try:
         partial.rename(final)
     except OSError as error:
-        _undo_half_a_swap(final)
         raise ExportError(f"cannot name the finished folder {final} ({error}); close what uses it there") from error
     flush_to_disk(final.parent)
     shutil.rmtree(_old(final), ignore_errors=True)

@@ -108,8 +108,9 @@ class _Expander:
             del found["format"]
         if found.get("propertyNames") in _ANY_NAMES:
             del found["propertyNames"]
-        if not self._is_strict and isinstance(found.get("pattern"), str) and _LOOK_AROUND.search(found["pattern"]):
+        if not self._holds(found.get("pattern")):
             del found["pattern"]
+            found |= {} if any(map(found.__contains__, ("type", *_OWN_VALUES))) else {"type": "string"}
         if "const" in found or "enum" in found:
             return found
         own = _own_names(found) | others
@@ -127,6 +128,10 @@ class _Expander:
             found = {**found, **kept}
         left = [name for name in types if bounded[name]]
         return {**found, "type": left if len(left) > 1 else left[0]} if left else found
+
+    def _holds(self, pattern: Any) -> bool:
+        """Whether a text is held to a pattern, or refused for it: not where it looks around and nobody insists."""
+        return self._is_strict or not (isinstance(pattern, str) and _LOOK_AROUND.search(pattern))
 
     def _bounded(self, kind: str, schema: Schema, room: int, others: Names) -> Schema | None:
         """The keywords of one type; None where its values have no room."""
@@ -161,10 +166,13 @@ class _Expander:
         share = _share(room, count)
         length = min(max(share, LEAST_ROOM), KEY_LENGTH)
         if _is_map(patterns) and patterns:
-            values = {finite_pattern(pattern, length): self.at(value, share) for pattern, value in patterns.items()}
+            values = {
+                finite_pattern(pattern, length) if self._holds(pattern) else _any_key(length): self.at(value, share)
+                for pattern, value in patterns.items()
+            }
         else:
             value = None if more is False else self.at(more, share)
-            values = {} if value is None else {f"^(?s:.){{1,{length}}}$": value}
+            values = {} if value is None else {_any_key(length): value}
         values = {pattern: value for pattern, value in values.items() if value is not None}
         closed: Schema = {"additionalProperties": False}
         if not values:
@@ -273,6 +281,10 @@ class _Expander:
         if alone:
             self._named[alone] = names
         return names
+
+
+def _any_key(length: int) -> str:
+    return f"^(?s:.){{1,{length}}}$"
 
 
 def _says(keyword: str) -> bool:

@@ -33,6 +33,7 @@ _PLAIN = (
     "Steps:\n\n1. 2026\n\n    22.5",
     "\u65e5\u672c\u8a9e \U0001f44b",
 )
+_HOW_TO_MERGE = ("ignore_merges", "byte_fallback", "fuse_unk")
 _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
 _GENERATION_DEFAULTS = (
     "do_sample",
@@ -101,12 +102,16 @@ def _cut_as_in_file(theirs: Any, target: Checkpoint) -> None:
     """
     file, settings = target.folder / _TOKENIZER, target.folder / _SETTINGS
     given = read_json(settings, target.role) if settings.is_file() else {}
-    if not file.is_file() or given.get("add_prefix_space") is not None:
+    if not file.is_file() or given.get("add_prefix_space"):
         return
     own, backend = Tokenizer.from_file(str(file)), theirs.backend_tokenizer
-    texts = probe_texts(["\n\n1. "])
+    texts = probe_texts(_special_texts(theirs))
     before = [backend.encode(text).ids for text in texts]
     backend.normalizer, backend.pre_tokenizer = own.normalizer, own.pre_tokenizer
+    backend.decoder = own.decoder or backend.decoder
+    for name in _HOW_TO_MERGE:
+        if hasattr(own.model, name):
+            setattr(backend.model, name, getattr(own.model, name))
     if [backend.encode(text).ids for text in texts] != before:
         warnings.warn(
             f"the {target.role}'s tokenizer.json cuts texts otherwise than {type(theirs).__name__} of transformers, "
@@ -134,15 +139,19 @@ def probe_texts(tokens: Sequence[str]) -> list[str]:
     return [f"{_PLAIN[place % len(_PLAIN)]} {place}" + "".join(spelt[place::_NUM_TEXTS]) for place in range(_NUM_TEXTS)]
 
 
+def _special_texts(theirs: Any) -> list[str]:
+    """How every added and special token is written."""
+    tokens = [token.content for token in theirs.added_tokens_decoder.values()]
+    return list(dict.fromkeys([*tokens, *theirs.special_tokens_map.values(), *theirs.all_special_tokens]))
+
+
 def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
     """Compare the ids of what was written with transformers', on texts that spell every special token."""
     written = Tokenizer.from_file(str(folder / _TOKENIZER))
     written.no_truncation()
     written.no_padding()
     written.encode_special_tokens = bool(read_json(folder / _SETTINGS, target.role).get("split_special_tokens"))
-    tokens = [token.content for token in theirs.added_tokens_decoder.values()]
-    named = [*theirs.special_tokens_map.values(), *theirs.all_special_tokens]
-    for text in probe_texts(list(dict.fromkeys([*tokens, *named]))):
+    for text in probe_texts(_special_texts(theirs)):
         wanted, found = theirs(text)["input_ids"], written.encode(text).ids
         if wanted != found:
             first = next(

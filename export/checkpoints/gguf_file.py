@@ -45,7 +45,7 @@ _SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """What a file may recommend (`general.sampling.temp`), by the names of generation_config.json."""
-_READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
+_READ_ERRORS = (ValueError, TypeError, LookupError, OSError, NotImplementedError)
 
 
 def parts_of(file: Path) -> list[Path]:

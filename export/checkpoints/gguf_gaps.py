@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from mirrorsd.graphs.errors import ExportError
 
@@ -25,6 +25,7 @@ _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3_text", 62)}
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CUTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "gigachat", "mellum"), (_GPT2,)),
+    **dict.fromkeys(("a.x-4.0", "trillion", "granite-docling", "exaone4", "jina-v2-es", "jina-v2-de"), (_GPT2,)),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
     ),
@@ -57,8 +58,9 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
     for of_file, name in _WIDTHS.items():
         if of_file in given and hasattr(config, name):
             setattr(config, name, int(said(of_file)))
-    if "attention.sliding_window" in given and getattr(config, "sliding_window", 0) is None:
-        config.sliding_window = int(said("attention.sliding_window"))
+    window = int(said("attention.sliding_window", 0))  # 0 is none, as in files of Phi-4
+    if window and getattr(config, "sliding_window", window) is None:
+        config.sliding_window = window
     if (config.model_type, config.num_hidden_layers) in _SCALED_BY_WIDTH:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     whole = getattr(config, "rope_parameters", None)
@@ -115,6 +117,8 @@ def complete_tokenizer(tokenizer: Any, file: Path, fields: Mapping[str, Any]) ->
 
     given = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre") if _has(fields, name)}
     pre, backend = given.get("pre"), tokenizer.backend_tokenizer
+    if _has(fields, "add_space_prefix") and not fields["tokenizer.ggml.add_space_prefix"].contents():
+        _without_first_space(backend)
     if given.get("model") != "gpt2" or pre is None:
         return
     if pre in _CUTS:
@@ -133,6 +137,13 @@ def complete_tokenizer(tokenizer: Any, file: Path, fields: Mapping[str, Any]) ->
         backend.model.ignore_merges = True
         if not _has(fields, "add_bos_token"):
             tokenizer.add_bos_token = True
+
+
+def _without_first_space(backend: Any) -> None:
+    """Begin no text with a space, and take none from the beginning of one, where the tokenizer does so."""
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _has(fields: Mapping[str, Any], name: str) -> bool:

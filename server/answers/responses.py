@@ -21,6 +21,7 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
+from mirrorsd.server.wire.fields import ALL
 from mirrorsd.server.wire.responses import (
     AllowedNames,
     FunctionTool,
@@ -133,7 +134,7 @@ def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": None if body.max_output_tokens == ALL else body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
         "model": job.bundle.name,

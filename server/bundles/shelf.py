@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -12,7 +12,7 @@ from threading import Thread
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
-from mirrorsd.graphs.errors import BundleError, ConfigError, MirrorError
+from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.hub.archives import ending_of
 from mirrorsd.hub.bundles import bundle_folder, is_fetched_by
@@ -94,8 +94,11 @@ class Shelf:
             async with asyncio.timeout(self._settings.limits.request_s):
                 while not self._is_ready(name):
                     awaited = self._wants_room or name
-                    with suppress(*(() if awaited == name else (MirrorError,))):
+                    try:
                         await self.load(awaited)
+                    except Exception as error:
+                        if awaited == name or isinstance(error, ApiError):  # another one's failure is not its
+                            raise
         except TimeoutError:
             raise not_now("loading") from None
         finally:

@@ -10,7 +10,7 @@ from mirrorsd.graphs.names import Method
 TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-_ALL = 1 << 31
+ALL = 1 << 31
 AS_EVER = -1
 """What other servers take for a number that they choose by themselves: a seed that is drawn, all tokens, no end."""
 
@@ -18,7 +18,7 @@ AS_EVER = -1
 def _count(value: int) -> int:
     if value == 0:
         raise ValueError("at least one token is produced; -1 is as many as fit")
-    return _ALL if value == AS_EVER else value
+    return ALL if value == AS_EVER else value
 
 
 MostTokens = Annotated[int, Field(ge=AS_EVER), AfterValidator(_count)]

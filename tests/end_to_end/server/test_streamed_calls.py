@@ -1,6 +1,7 @@
 """Calls in streams: cut short they are the same as in one piece, and nobody is left in silence until they are whole."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -38,8 +39,17 @@ def events_of(answer: bytes) -> list[Any]:
     return [json.loads(frame.partition(b"data: ")[2]) for frame in frames if b"data: {" in frame]
 
 
-def test_a_client_hears_something_while_a_call_is_written(impatient: Running) -> None:
+def test_a_client_hears_something_while_a_call_is_written(impatient: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents write whole files in a call: proxies and clients end a stream that is silent for a minute."""
+    stream = MirrorSession._stream
+
+    def slow(self: MirrorSession, request: Any) -> Iterator[Any]:
+        with closing(stream(self, request)) as chunks:
+            for chunk in chunks:
+                time.sleep(0.02)
+                yield chunk
+
+    monkeypatch.setattr(MirrorSession, "_stream", slow)
     function = {"name": "write", "parameters": TEXT}
     asked = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "stream": True}
     frames = unchunked(

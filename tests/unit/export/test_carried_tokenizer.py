@@ -152,7 +152,7 @@ def test_texts_are_cut_as_the_file_says_whatever_the_class_of_transformers_makes
     )
     tokenizer.train_from_iterator(["1234 12 12\n\n12 a\n\nb"] * 9, trainer)
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    settings: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>"}
+    settings: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "add_prefix_space": False}
     (tmp_path / "bundle").mkdir()
     for name, content in (("tokenizer_config", settings), ("config", {"model_type": "llama"})):
         (tmp_path / "model" / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")

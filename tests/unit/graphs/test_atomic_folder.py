@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mirrorsd.graphs import atomic_folder as atomic
 from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
@@ -159,6 +160,20 @@ def test_a_bundle_in_use_costs_no_finished_work(tmp_path: Path, monkeypatch: pyt
         (folder / "journal").touch()
     assert goes_on(tmp_path / ".out.mirror.partial")
     assert (final / "file").read_text() == "old"
+
+
+def test_an_interrupt_at_the_very_end_brings_the_old_bundle_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "out.mirror"
+    with atomic_folder(final, overwrite=False) as folder:
+        fill(folder, "old")
+    monkeypatch.setattr(atomic, "flush_to_disk", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(atomic, "_flush", lambda _: None)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(final, overwrite=True) as folder:
+        fill(folder, "new")
+    assert (final / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mirror"]
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:

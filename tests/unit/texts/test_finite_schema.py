@@ -192,3 +192,12 @@ def test_a_schema_is_not_changed() -> None:
 def test_whitespace_is_the_callers_where_he_says_so() -> None:
     given = {**TEXT, "x-guidance": {"whitespace_flexible": False, "item_separator": ","}}
     assert finite_schema(given, CONTEXT)["x-guidance"] == given["x-guidance"]
+
+
+def test_patterns_that_look_around_leave_bounded_texts_where_nobody_insists() -> None:
+    pattern = "^(?!a)b"
+    assert finite_schema({"pattern": pattern}, 512)["pattern"] == pattern
+    found = finite_schema({"pattern": pattern}, 512, is_strict=False)
+    assert (found["type"], "pattern" in found, found["maxLength"] > 0) == ("string", False, True)
+    keys = finite_schema({"type": "object", "patternProperties": {pattern: {"type": "null"}}}, 512, is_strict=False)
+    assert list(keys["patternProperties"]) == ["^(?s:.){1,32}$"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gguf_writer import HEADS, HIDDEN
 from tokenizers import Tokenizer
-from transformers import AutoConfig, Gemma2Config, Gemma3TextConfig, Phi3Config, Qwen2MoeConfig
+from transformers import AutoConfig, Gemma2Config, Gemma3TextConfig, LlamaTokenizer, Phi3Config, Qwen2MoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
-from mirrorsd.export.checkpoints.gguf_gaps import complete_config
+from mirrorsd.export.checkpoints.gguf_gaps import complete_config, complete_tokenizer
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.training.models.whole_model import load_whole
 
@@ -75,6 +75,23 @@ def test_phi_turns_a_part_of_a_head_by_two_sets_of_divisors() -> None:
     rotary: Any = Phi3RotaryEmbedding(again)
     assert np.allclose(rotary.inv_freq.numpy(), 10000.0 ** -(np.arange(6) / 6) / short)
     assert (rotary.attention_scaling, again.sliding_window) == (1.25, 32)
+
+
+def test_no_window_is_none() -> None:
+    """Files of Phi-4 say 0."""
+    config = Phi3Config(pad_token_id=0)
+    complete_config(config, Path("phi"), fields(attention__sliding_window=0), {})
+    assert config.sliding_window is None
+
+
+@pytest.mark.parametrize(("said", "begins"), [(None, "\u2581"), (True, "\u2581"), (False, "a")])
+def test_a_first_space_is_left_out_where_the_file_says_so(said: bool | None, begins: str) -> None:
+    tokenizer: Any = LlamaTokenizer(vocab={"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3, "a": 4}, merges=[])
+    given = {} if said is None else {"tokenizer.ggml.add_space_prefix": SimpleNamespace(contents=lambda: said)}
+    complete_tokenizer(tokenizer, Path("file"), given)
+    ids = tokenizer.backend_tokenizer.encode("a a", add_special_tokens=False)
+    assert ids.tokens[0] == begins
+    assert tokenizer.backend_tokenizer.decode(ids.ids) == "a a"
 
 
 def test_a_family_that_turns_whole_heads_refuses_a_part() -> None:
