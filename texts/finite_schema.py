@@ -14,14 +14,13 @@ items, which together have `2 r`.
 {'type': 'string', 'maxLength': 64}
 """
 
-import re
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.texts.finite_pattern import finite_pattern
+from mirrorsd.texts.finite_pattern import any_text, finite_pattern, looks_around
 
 LEAST_ROOM = 16
 """Characters that any string may have. Where less is left, an object within its own kind is left out."""
@@ -52,7 +51,6 @@ _REFUSED = (
 """Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
 _ANY_NAMES: tuple[Any, ...] = (True, {}, {"type": "string"})
 """What says nothing of keys: in JSON all are strings."""
-_LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 Schema = dict[str, Any]
 Names = frozenset[str]
 
@@ -131,7 +129,7 @@ class _Expander:
 
     def _holds(self, pattern: Any) -> bool:
         """Whether a text is held to a pattern, or refused for it: not where it looks around and nobody insists."""
-        return self._is_strict or not (isinstance(pattern, str) and _LOOK_AROUND.search(pattern))
+        return self._is_strict or not (isinstance(pattern, str) and looks_around(pattern))
 
     def _bounded(self, kind: str, schema: Schema, room: int, others: Names) -> Schema | None:
         """The keywords of one type; None where its values have no room."""
@@ -167,12 +165,12 @@ class _Expander:
         length = min(max(share, LEAST_ROOM), KEY_LENGTH)
         if _is_map(patterns) and patterns:
             values = {
-                finite_pattern(pattern, length) if self._holds(pattern) else _any_key(length): self.at(value, share)
+                finite_pattern(pattern, length) if self._holds(pattern) else any_text(length): self.at(value, share)
                 for pattern, value in patterns.items()
             }
         else:
             value = None if more is False else self.at(more, share)
-            values = {} if value is None else {_any_key(length): value}
+            values = {} if value is None else {any_text(length): value}
         values = {pattern: value for pattern, value in values.items() if value is not None}
         closed: Schema = {"additionalProperties": False}
         if not values:
@@ -281,10 +279,6 @@ class _Expander:
         if alone:
             self._named[alone] = names
         return names
-
-
-def _any_key(length: int) -> str:
-    return f"^(?s:.){{1,{length}}}$"
 
 
 def _says(keyword: str) -> bool:
