@@ -116,6 +116,12 @@ def cannot_run(device_map: DeviceMap, bundle: Manifest) -> str:
     """Why a bundle's models cannot run where a device map has them, if its devices are there; empty if they can."""
     if reason := cannot_compute(device_map, bundle.target.computes_in):
         return reason
+    target, kept = device_map.target, bundle.target.shape.kept_on_processor
+    if kept and not (target.runtime == "onnxruntime" and target.provider == "CPUExecutionProvider"):
+        return (
+            f"this bundle's target has {kept}, which run on ONNX Runtime on the processor only; device map "
+            f"{device_map.name!r} has the target elsewhere. Choose one with the target on the processor"
+        )
     if bundle.draft.is_for_processors and (device_map.draft.device != "CPU" or device_map.draft.emulated):
         return (
             f"this bundle's draft is in {bundle.draft.precision}, which are for a processor; device map "

@@ -19,6 +19,7 @@ import psutil
 
 from mirrorsd.device_maps import DeviceMap, DraftPlacement, TargetPlacement
 from mirrorsd.device_maps.card import MAX_THREADS, SHARED
+from mirrorsd.devices.containers import processors
 from mirrorsd.graphs.errors import ConfigError
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -122,4 +123,7 @@ def usable_cores(siblings: str = _SIBLINGS) -> Cores:
         if core not in seen:
             seen.add(core)
             numbers.append(number)
+    share = processors()
+    if share is not None and share < len(numbers):  # of all of them, so that no thread keeps to one
+        return Cores((), max(1, int(share)))
     return Cores(tuple(numbers), len(numbers))

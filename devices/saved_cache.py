@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.inventory import ONNX_PACKAGES
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
 
 _MAGIC = b"mirrorsd-cache-1\n"
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
+_RUNTIMES = (*ONNX_PACKAGES, "openvino")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH = Struct("<Q")
 

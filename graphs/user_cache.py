@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,8 @@ MOST_BYTES = 2 << 30
 """What compiled drafts of all bundles may take: those of the bundles that were used longest ago make room."""
 COMPILED = "compiled"
 _FETCHED = "bundles"
+_OWN_NAME = re.compile(r".+-[0-9a-f]{12}")
+"""Of a folder about a bundle (`folder_of`). Where the user's variable names a place, other things may lie there."""
 _CHECKED, _TUNED = "checked-*.json", "tuned-*.json"
 _log = logging.getLogger("mirrorsd")
 
@@ -153,7 +156,7 @@ def list_kept() -> list[Kept]:
     with suppress(OSError):
         for folder in cache_folder().iterdir():
             with suppress(OSError):  # another process may be clearing it
-                found += [_describe(folder)] if folder.is_dir() and folder.name != _FETCHED else []
+                found += [_describe(folder)] if folder.is_dir() and _OWN_NAME.fullmatch(folder.name) else []
     return sorted(found, key=lambda kept: -kept.last_used)
 
 

@@ -43,6 +43,7 @@ def download(
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
+    path.touch()
     most = had = _bytes_of(path)
     tries = _TRIES
     while had != num_bytes:

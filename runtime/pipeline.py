@@ -7,9 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
-import psutil
-
 from mirrorsd.devices.cache_bytes import cache_bytes
+from mirrorsd.devices.containers import total_memory
 from mirrorsd.devices.endings import refuse_to_leave
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import DeviceError
@@ -174,7 +173,7 @@ class MirrorPipeline:
             GenerationError: the pipeline is closed.
         """
         count = checked(whole(1), "seats", "count", count)
-        needed, there = count * cache_bytes(self.manifest), psutil.virtual_memory().total
+        needed, there = count * cache_bytes(self.manifest), total_memory()
         if needed > there:
             raise DeviceError(f"{count} seats may take {needed / 1e9:.1f} GB; this machine has {there / 1e9:.1f} GB.")
         return Seats(self.session, count, cache_bytes(self.manifest))

@@ -221,7 +221,7 @@ def learned_of(known: Knowledge) -> Learned:
                     source.brought,
                     source.draft_seconds / unit,
                     source.joining_seconds / unit,
-                    *map(float, (source.joining_tokens, source.num_windows, source.pause)),
+                    *(min(float(n), _MOST) for n in (source.joining_tokens, source.num_windows, source.pause)),
                 ]
             if lengths.tokens_per_second:
                 found[f"{kind}.{name}.speed"] = [lengths.tokens_per_second * unit]

@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.training.divergence import HeadRows, LossMix, distance
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, set_rate
@@ -75,7 +76,7 @@ def save_adapters(folder: Path, adapters: dict[int, ExitAdapter], *, dtype: torc
     for layer, adapter in sorted(adapters.items()):
         for name, part in ((adapter_down(layer), adapter.down), (adapter_up(layer), adapter.up)):
             tensors[name] = part.weight.detach().to(dtype).contiguous()
-    save_file(tensors, folder / EXIT_ADAPTERS_FILE, metadata={"format": EXIT_ADAPTERS_FORMAT})
+    write_whole(folder / EXIT_ADAPTERS_FILE, save(tensors, metadata={"format": EXIT_ADAPTERS_FORMAT}))
 
 
 def load_adapters(folder: Path) -> dict[int, ExitAdapter]:

@@ -34,9 +34,9 @@ def pairs(
     as_json: options.AsJson = False,
 ) -> None:
     """List bundles that are ready, and targets with the drafts that fit; say what this machine's memory could hold."""
+    from mirrorsd.devices.containers import total_memory
     from mirrorsd.export.pairs import known_pairs
     from mirrorsd.hub.listing import offered_bundles
-    from mirrorsd.machine.doctor.memory import total_memory
 
     memory, offered = total_memory(), offered_bundles() if online else []
     ready = [(one, running_bytes_of(one)) for one in fetched_bundles()]

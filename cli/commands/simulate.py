@@ -15,6 +15,7 @@ from mirrorsd.cli.input.requests import check_writable, first_turns
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.names import ESTIMATED, Method
+from mirrorsd.hub.archives import ending_of
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
@@ -64,10 +65,11 @@ def simulate(
     speculation = resolve_speculation(speculation_of(card), wanted)
     if card.pace is not None:
         options.refuse_beside(f"as {card.name} has a pace", context, "npu_report", "target_size", "host_ms")
-    if source.is_file():
+    is_recording = source.is_file() and not ending_of(source.name)
+    if is_recording:
         of_recording = ("record", "prompts", "max_new_tokens", "temperature", "seed")
         options.refuse_beside("with a recording, which has its texts", context, *of_recording)
-    source = source if source.is_file() else fetched(source)
+    source = source if is_recording else fetched(source)
 
     def pace_for(longest: int) -> "Pace":
         return card.pace or estimated_pace(with_host_ms(card, host_ms), source, longest, npu_report, target_size)

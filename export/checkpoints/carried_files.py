@@ -7,14 +7,14 @@ import math
 import re
 import shutil
 import tempfile
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
+from mirrorsd.families.tokenizers import cut_as_in_file, probe_texts, special_texts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
 from mirrorsd.graphs.errors import ConfigError, ExportError
@@ -23,17 +23,6 @@ from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _TEMPLATE_NAME = re.compile(r"[\w-]+")
-_NUM_TEXTS = 200
-_FRAMES = ("*", " * ", "a*b", "* word", "word *", "**", "\n*\n", "\u00e9*\u65e5\u672c", "  *  ", "*.*")
-_PLAIN = (
-    "The lamp is lit.",
-    "def f(x):\n    return x",
-    "3.14159 \u00bd",
-    "don't  stop\t",
-    "Steps:\n\n1. 2026\n\n    22.5",
-    "\u65e5\u672c\u8a9e \U0001f44b",
-)
-_HOW_TO_MERGE = ("ignore_merges", "byte_fallback", "fuse_unk")
 _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
 _GENERATION_DEFAULTS = (
     "do_sample",
@@ -61,7 +50,7 @@ def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
         if (target.folder / name).is_file():
             read_json(target.folder / name, target.role)
     theirs = _load_tokenizer(target)
-    _cut_as_in_file(theirs, target)
+    cut_as_in_file(theirs, target.folder)
     templates = _chat_templates(theirs.chat_template, target)
     folder = bundle / names.TOKENIZER_FOLDER
     folder.mkdir(exist_ok=True)
@@ -94,33 +83,6 @@ def _load_tokenizer(target: Checkpoint) -> Any:
     return found
 
 
-def _cut_as_in_file(theirs: Any, target: Checkpoint) -> None:
-    """Have texts cut as tokenizer.json says, with which the model was trained.
-
-    Several of transformers 5's classes cut them in a way of their own (`GPT2Tokenizer`, `LlamaTokenizer`), whatever
-    that file says. Where tokenizer_config.json asks for another way, theirs is right.
-    """
-    file, settings = target.folder / _TOKENIZER, target.folder / _SETTINGS
-    given = read_json(settings, target.role) if settings.is_file() else {}
-    if not file.is_file() or given.get("add_prefix_space"):
-        return
-    own, backend = Tokenizer.from_file(str(file)), theirs.backend_tokenizer
-    texts = probe_texts(_special_texts(theirs))
-    before = [backend.encode(text).ids for text in texts]
-    backend.normalizer, backend.pre_tokenizer = own.normalizer, own.pre_tokenizer
-    backend.decoder = own.decoder or backend.decoder
-    for name in _HOW_TO_MERGE:
-        if hasattr(own.model, name):
-            setattr(backend.model, name, getattr(own.model, name))
-    if [backend.encode(text).ids for text in texts] != before:
-        warnings.warn(
-            f"the {target.role}'s tokenizer.json cuts texts otherwise than {type(theirs).__name__} of transformers, "
-            "which reads it; the bundle follows the file",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
 def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -> dict[str, str]:
     """By name; the only one of any name is the default."""
     if given is None or isinstance(given, str):
@@ -133,25 +95,13 @@ def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -
     return dict(given) if len(given) > 1 else {names.DEFAULT_TEMPLATE: next(iter(given.values()))}
 
 
-def probe_texts(tokens: Sequence[str]) -> list[str]:
-    """Make 200 texts that spell every one of the tokens in each of several surroundings."""
-    spelt = [frame.replace("*", token) for frame in _FRAMES for token in tokens]
-    return [f"{_PLAIN[place % len(_PLAIN)]} {place}" + "".join(spelt[place::_NUM_TEXTS]) for place in range(_NUM_TEXTS)]
-
-
-def _special_texts(theirs: Any) -> list[str]:
-    """How every added and special token is written."""
-    tokens = [token.content for token in theirs.added_tokens_decoder.values()]
-    return list(dict.fromkeys([*tokens, *theirs.special_tokens_map.values(), *theirs.all_special_tokens]))
-
-
 def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
     """Compare the ids of what was written with transformers', on texts that spell every special token."""
     written = Tokenizer.from_file(str(folder / _TOKENIZER))
     written.no_truncation()
     written.no_padding()
     written.encode_special_tokens = bool(read_json(folder / _SETTINGS, target.role).get("split_special_tokens"))
-    for text in probe_texts(_special_texts(theirs)):
+    for text in probe_texts(special_texts(theirs)):
         wanted, found = theirs(text)["input_ids"], written.encode(text).ids
         if wanted != found:
             first = next(

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from mirrorsd.devices.containers import available_memory
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, whole_bytes
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import Comparison
@@ -64,7 +64,7 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
     """
     is_ours = any(checkpoint.config.get(name) for name in (HEAD_RANK, SHARES_EMBEDDING))
     needed = whole_bytes(checkpoint.source.num_parameters)
-    is_whole = 0 < needed < psutil.virtual_memory().available
+    is_whole = 0 < needed < available_memory()
     ids = window[window < int(checkpoint.config["vocab_size"])][None, :_COMPARED_ROWS]
     must_be_whole = checkpoint.gguf is not None or FAMILIES[checkpoint.source.family].mixture is not None
     if is_ours or (must_be_whole and not is_whole):

@@ -108,7 +108,8 @@ def _restored(
     whole, start = np.empty(shape, np.float32), 0
     for rows in chunks:
         levels, scales, *zero_points = pack_as(pack, compute, rows)
-        restored = restore_rows((levels, scales.astype(np.float32), *zero_points), shape[1], form.bits)
+        kept = torch.from_numpy(scales.astype(np.float32)).to(dtype).float().numpy()  # as the graph has them
+        restored = restore_rows((levels, kept, *zero_points), shape[1], form.bits)
         whole[start : start + len(restored)] = restored
         start += len(restored)
     return whole

@@ -8,10 +8,10 @@ import subprocess
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.devices.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
+from mirrorsd.devices.containers import available_memory
 from mirrorsd.devices.draft_passes import pass_buckets
 from mirrorsd.devices.openvino.draft_shapes import is_shared
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
@@ -63,15 +63,10 @@ def memory_needs(manifest: Manifest, card: DeviceMap) -> list[MemoryNeed]:
     return [libraries, _target_need(manifest, card), _draft_need(manifest, card)]
 
 
-def total_memory() -> int:
-    """Bytes of system memory, free or not."""
-    return int(psutil.virtual_memory().total)
-
-
 def free_memory(device: str) -> int | None:
     """Free bytes of system memory or of a GPU's own; None where nobody says."""
     if device == SYSTEM:
-        return int(psutil.virtual_memory().available)
+        return available_memory()
     if device.startswith("NVIDIA"):
         return _free_cuda_memory(int(device.rsplit(" ", 1)[1]))
     return None

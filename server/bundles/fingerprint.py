@@ -7,11 +7,12 @@ from importlib import metadata
 from pathlib import Path
 
 from mirrorsd import __version__
+from mirrorsd.devices.inventory import ONNX_PACKAGES
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
 from mirrorsd.runtime import MirrorPipeline
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
+_PACKAGES = (*ONNX_PACKAGES, "openvino")
 _TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")
 
 

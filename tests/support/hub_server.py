@@ -71,6 +71,8 @@ class Hub(BaseHTTPRequestHandler):
             repository = f"{wanted['organization']}/{wanted['name']}"
             is_new = not (self.folder / repository).is_dir()
             (self.folder / repository).mkdir(parents=True, exist_ok=True)
+            if is_new and (wanted.get("private") or wanted.get("visibility") == "private"):
+                (self.folder / ".private" / repository).mkdir(parents=True)
             return self._json({"url": f"{self._own}/{repository}", "id": repository}, 200 if is_new else 409)
         if path.endswith("info/lfs/objects/batch"):
             return self._json(
@@ -153,8 +155,8 @@ class Hub(BaseHTTPRequestHandler):
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()
                 one["lfs"] = {"size": one["size"], "sha256": digest, "pointerSize": 134}
             siblings.append(one)
-        sha = self.faults.sha
-        return {"id": repository, "sha": sha, "siblings": siblings, "gated": False, "private": False}
+        sha, is_private = self.faults.sha, (self.folder / ".private" / repository).is_dir()
+        return {"id": repository, "sha": sha, "siblings": siblings, "gated": False, "private": is_private}
 
     def _entry(self, folder: Path, file: Path) -> dict[str, Any]:
         name = file.relative_to(folder).as_posix()

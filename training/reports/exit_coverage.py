@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.names import EXIT_COVERAGE_FILE
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.training.exit_adapter import ExitAdapter, exit_logits
 from mirrorsd.training.plot_style import SERIES, legend_outside, save
 from mirrorsd.training.text.self_text import SelfText
@@ -80,7 +81,7 @@ def write_coverage(folder: Path, coverage: dict[str, Any], text: str) -> dict[st
     The export carries it into the bundle's manifest.
     """
     content = {"text": text, **coverage}
-    (folder / EXIT_COVERAGE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / EXIT_COVERAGE_FILE, f"{json.dumps(content, indent=2)}\n".encode())
     return content
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from mirrorsd.graphs.errors import ConfigError
+
 __all__ = ["descend", "make_optimizers", "set_rate"]
 
 
@@ -46,9 +48,17 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
 
 
 def descend(loss: Tensor, weights: Iterable[nn.Parameter], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Take one step down the gradient of `loss`, its norm clipped at 1."""
+    """Take one step down the gradient of `loss`, its norm clipped at 1.
+
+    Raises:
+        ConfigError: it is no number: such a step would leave none of the weights.
+    """
     torch.autograd.backward([loss])
-    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    if not torch.isfinite(torch.nn.utils.clip_grad_norm_(weights, 1.0)):
+        raise ConfigError(
+            f"The training's gradient is no number any more (its loss is {float(loss.detach()):g}). What the last "
+            "checkpoint has is kept: go on from it with --resume and a lower --rate."
+        )
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
 
+from mirrorsd.families.tokenizers import load_tokenizer
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.text.corpus import Document
 
@@ -59,11 +58,6 @@ def cut_prompts(
             f"a conversation a user's turn within the first {rules.longest}"
         )
     return list(prompts.values())
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer beside a target's weights."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:

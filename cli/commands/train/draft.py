@@ -133,7 +133,7 @@ def draft(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
-    check_output(output)
+    check_output(output, target, work, *(more_text or ()))
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
@@ -158,11 +158,14 @@ def _loss(**given: Any) -> "DistillConfig":
     return DistillConfig(**given)
 
 
-def check_output(folder: Path) -> None:
-    """Refuse to write the draft over something else."""
+def check_output(folder: Path, *read: Path) -> None:
+    """Refuse to write what is trained over something else, or over what is read for it."""
     from mirrorsd.training.models.model_folder import check_replaceable
 
     check_replaceable(folder)
+    for path in read:
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--output {folder} is, or holds, {path}, which is read for it: choose another name.")
 
 
 def _train_all(

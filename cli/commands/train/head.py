@@ -98,7 +98,7 @@ def head(
     from mirrorsd.training.heads.head_training import HeadTrainingConfig
     from mirrorsd.training.text.work_folder import training_text
 
-    check_output(output)
+    check_output(output, target, work, *(more_text or ()))
     asked: dict[str, Any] = {"kind": kind, "taps": read_taps(taps), "length": guesses, "vocabulary": vocabulary}
     asked |= {"head_rank": head_rank, "num_logits": num_logits, "depth": depth, "num_layers": layers}
     plan = HeadPlan(**asked, link_rank=link_rank, adapter_rank=adapter_rank)

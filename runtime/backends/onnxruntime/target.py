@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-import psutil
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.containers import available_memory
 from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, describe_stages, rewritten
 from mirrorsd.devices.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.devices.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
@@ -128,7 +128,7 @@ class OnnxTargetModel(TargetModel):
 
     def _has_room(self) -> bool:
         weights = (self._bundle / self.entry.weights_file).stat().st_size
-        return int(psutil.virtual_memory().available) > _ROOM * weights
+        return available_memory() > _ROOM * weights
 
     def _open_segment(self, path: Path, dtype: str) -> OnnxStage:
         """Open a segment's stage, masked where rows may form trees."""

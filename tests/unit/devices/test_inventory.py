@@ -48,6 +48,13 @@ def test_auto_passes_over_a_card_that_cannot_compute_the_bundle() -> None:
     assert choose_device_map("cuda-cpu", inventory, bundle=floats).device_map.name == "cuda-cpu", "asked for by name"
 
 
+def test_auto_passes_over_a_card_whose_target_cannot_run_the_bundle() -> None:
+    choice = choose_device_map("auto", machine("CPU", "GPU"), bundle=bundle_with("float32", "mixtures of experts"))
+    assert choice.device_map.name == "cpu"
+    assert "mixtures of experts, which run on ONNX Runtime on the processor only" in " ".join(choice.reasons)
+    assert choose_device_map("auto", machine("CPU", "GPU"), bundle=bundle_with("float32")).device_map.name == "igpu-cpu"
+
+
 def test_a_gpu_without_a_driver_is_found_out_by_asking_it_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the provider is listed and there is no GPU: ONNX Runtime itself refuses the tensor."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
@@ -69,10 +76,11 @@ def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider"
     return DeviceInventory(providers=providers, openvino_devices=openvino, num_cores=8, has_npu_plugin=True)
 
 
-def bundle_with(computes_in: str) -> Any:
+def bundle_with(computes_in: str, kept_on_processor: str = "") -> Any:
     """What a bundle's manifest says of its models, as far as a device map is chosen by it."""
+    shape = SimpleNamespace(kept_on_processor=kept_on_processor)
     return SimpleNamespace(
-        target=SimpleNamespace(computes_in=computes_in), draft=SimpleNamespace(is_for_processors=False)
+        target=SimpleNamespace(computes_in=computes_in, shape=shape), draft=SimpleNamespace(is_for_processors=False)
     )
 
 

@@ -96,6 +96,17 @@ def test_what_is_kept_is_listed_last_used_first(bundle: Path) -> None:
     assert [kept.is_orphan for kept in list_kept()] == [True, False]
 
 
+def test_what_is_not_ours_is_neither_listed_nor_deleted(bundle: Path) -> None:
+    """The variable may name a place where other things lie."""
+    kept = keep(bundle, age=5)
+    for name in ("photos", "photos-2024", "mail-0123456789ab-old"):
+        (cache_folder() / name / COMPILED).mkdir(parents=True)
+        (cache_folder() / name / COMPILED / "a.jpg").write_bytes(b"mine")
+    assert [one.folder for one in list_kept()] == [kept]
+    make_room(kept, most_bytes=0)
+    assert len(list(cache_folder().glob("*/compiled/a.jpg"))) == 3
+
+
 def test_reading_a_bundle_counts_as_use(bundle: Path) -> None:
     keep(bundle, age=5)
     read_bundle(bundle)

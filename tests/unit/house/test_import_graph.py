@@ -15,7 +15,7 @@ ALLOWED = {
     "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
     "hub": {"mirrorsd.graphs", "huggingface_hub"},
-    "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
+    "families": {"mirrorsd.graphs", "torch", "transformers", "tokenizers", "huggingface_hub"},
     "export": {
         "mirrorsd.graphs",
         "mirrorsd.device_maps",

@@ -45,13 +45,13 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "request_reader": {"config", "constraint", "messages", "setting_rules", "tokenizer"},
     },
     "devices": {
-        "layouts": set(),
+        "containers": set(),
+        "layouts": {"containers"},
         "freed_memory": set(),
         "draft_passes": set(),
         "draft_memory": {"draft_passes"},
         "slot_draft": {"draft_memory", "draft_passes"},
         "cache_bytes": set(),
-        "saved_cache": {"layouts"},
         "endings": set(),
         "huge_pages": set(),
         "onnxruntime": set(),
@@ -59,6 +59,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "hardware": {"openvino"},
         "inventory": {"onnxruntime", "openvino"},
         "fingerprint": {"hardware", "inventory", "layouts"},
+        "saved_cache": {"inventory", "layouts"},
     },
     "machine": {
         "npu": set(),

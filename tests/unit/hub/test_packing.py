@@ -1,6 +1,7 @@
 """Packing and pushing: what one packs another fetches; the card says what the manifest knows; refusals lose nothing."""
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_pushes_that_are_refused(
 
 
 def test_an_unknown_licence_is_not_published(
-    asked: list[str], bundle: Path, tmp_path: Path, without_xet: None, capsys: Printed
+    asked: list[str], repository: Path, bundle: Path, tmp_path: Path, without_xet: None, capsys: Printed
 ) -> None:
     manifest = with_source(read_bundle(bundle), licence="unknown")
     (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -182,3 +183,7 @@ def test_an_unknown_licence_is_not_published(
     assert run(["push", str(tmp_path / "packed"), "tiny/mine"]) == 2
     assert "--private keeps it to you" in capsys.readouterr().err
     assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 0
+    assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 0
+    shutil.rmtree(repository.parent / ".private")
+    assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 2
+    assert "tiny/mine is there already, and public" in capsys.readouterr().err
