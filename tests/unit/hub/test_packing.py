@@ -184,6 +184,6 @@ def test_an_unknown_licence_is_not_published(
     assert "--private keeps it to you" in capsys.readouterr().err
     assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 0
     assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 0
-    shutil.rmtree(repository.parent / ".private")
+    shutil.rmtree(repository.parent.parent / ".private")
     assert run(["push", str(tmp_path / "packed"), "tiny/mine", "--private"]) == 2
     assert "tiny/mine is there already, and public" in capsys.readouterr().err
