@@ -88,9 +88,7 @@ def push(folder: Path, repository: str, *, is_private: bool) -> str:
             hub.create_repo(repository, private=is_private, exist_ok=True)
             info = hub.model_info(repository, timeout=patience_s())
             if is_private and not info.private:
-                raise ConfigError(
-                    f"{repository} is there already and is public; --private makes new ones private only."
-                )
+                raise ConfigError(f"{repository} is there already, and public: --private is for new ones.")
             there = {file.rfilename for file in info.siblings or ()} - {".gitattributes", CARD_FILE}
             if there and names.MANIFEST_FILE not in there:
                 raise ConfigError(

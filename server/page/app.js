@@ -24,6 +24,7 @@ const runs = new Map(); // by the answer's id: answers that come, in whichever c
 const messages = byId("messages");
 const colours = new Colours(messages);
 const boxes = new Boxes(messages, colours);
+let shownId = null;
 const question = byId("question");
 
 function announce(words) {
@@ -129,12 +130,14 @@ async function keep(id, act, isQuiet = false) {
 
 function changedElsewhere(id) {
   for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
-  if (id === store.currentId && !document.querySelector(".edit") && !runHere()) show();
+  const isSeen = id === store.currentId || shownId !== store.currentId; // what was seen may have been deleted
+  if (isSeen && !document.querySelector(".edit") && !runHere()) show();
   else showList();
 }
 
 function show() {
   const { messages: said } = store.current;
+  shownId = store.currentId;
   messages.querySelector(".welcome")?.remove();
   boxes.show(said.map((message, place) => {
     const isLast = place === said.length - 1;
@@ -379,6 +382,7 @@ byId("colours").addEventListener("change", (event) => {
 });
 byId("open-settings").addEventListener("click", () => {
   fillSettings(byId("settings-form"), store.current.settings, hints());
+  byId("settings").returnValue = ""; // Esc says nothing of its own
   byId("settings").showModal();
 });
 byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, hints()));

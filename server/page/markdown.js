@@ -33,11 +33,31 @@ const marked = new Marked({
 
 /** A fragment for the page. */
 export function rendered(text) {
-  return clean(marked.parse(text));
+  return unlessTooDeep(text, () => clean(marked.parse(text)));
+}
+
+/** What is made of a text; the text itself where it is nested deeper than anybody can follow, as models that loop write. */
+function unlessTooDeep(text, make) {
+  try {
+    return make();
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    const plain = document.createElement("pre");
+    plain.textContent = text;
+    const fragment = document.createDocumentFragment();
+    fragment.append(plain);
+    return fragment;
+  }
 }
 
 /** A text that may go on: the blocks that no later letter changes and their length in letters, and the rest. */
 export function renderedParts(text) {
+  let parts;
+  const rest = unlessTooDeep(text, () => (parts = partsOf(text)).rest);
+  return parts ?? { settled: document.createDocumentFragment(), length: 0, rest };
+}
+
+function partsOf(text) {
   const tokens = marked.lexer(text);
   const last = tokens.findLastIndex((token) => token.type !== "space");
   const count = text.includes("\r") ? 0 : Math.max(last, 0); // the lexer counts such line ends otherwise

@@ -95,13 +95,21 @@ function checked(one) {
       throw new SyntaxError("a message is not {role, content} of user or assistant");
     }
     const runs = Array.isArray(message.runs) && message.runs.every(isRun) ? message.runs : [];
-    const figures = message.figures && typeof message.figures === "object" ? message.figures : null;
+    const figures = areFigures(message.figures) ? message.figures : null;
     const { role, content } = message;
     const reasoning = typeof message.reasoning === "string" ? message.reasoning : "";
     return { id: newId(), role, content, reasoning, runs, figures, note: String(message.note ?? ""), model: String(message.model ?? "") };
   });
-  const settings = one.settings && typeof one.settings === "object" ? one.settings : {};
-  return { title: String(one.title ?? ""), settings, messages };
+  const settings = one.settings && typeof one.settings === "object" ? Object.entries(one.settings).filter(([, value]) => isPlain(value)) : [];
+  return { title: String(one.title ?? ""), settings: Object.fromEntries(settings), messages };
+}
+
+function areFigures(figures) {
+  return [figures?.predicted_n, figures?.tokens_per_second ?? figures?.predicted_per_second].every(Number.isFinite);
+}
+
+function isPlain(value) {
+  return Array.isArray(value) ? value.every((one) => typeof one === "string") : typeof value !== "object" || value === null;
 }
 
 function isRun(run) {

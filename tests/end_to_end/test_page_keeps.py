@@ -219,6 +219,21 @@ def test_what_is_exported_can_be_imported(open_page: Any, kind: str, tmp_path: P
         assert json.loads(file.read_text(encoding="utf-8"))["mirrorsd"] == 1
 
 
+def test_what_a_file_says_breaks_no_page(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Neither quotes in quotes, as models that loop write them, nor figures that are none; it is shown after a reload."""
+    reader = open_page()
+    answer = {"role": "assistant", "content": "> - " * 5000 + "end", "figures": {}}
+    one = {"messages": [{"role": "user", "content": "fox?"}, answer], "settings": {"system": {"a": 1}, "seed": 7}}
+    (tmp_path / "odd.json").write_text(json.dumps({"conversations": [one]}), encoding="utf-8")
+    reader.page.set_input_files("#import", [str(tmp_path / "odd.json")])
+    reader.page.wait_for_function("() => document.getElementById('state').textContent.includes('1 conversation read')")
+    reload(reader)
+    reader.page.wait_for_function("() => document.getElementById('messages').textContent.includes('> - > - ')")
+    (kept,) = kept_in(reader)
+    assert kept["settings"] == {"seed": 7}
+    assert reader.page.locator("#list").inner_text()
+
+
 def test_a_text_of_headings_is_read_as_a_conversation(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
     reader = open_page()
     (tmp_path / "notes.md").write_text("# Foxes\n\n## You\n\nfox?\n\n## Answer\n\nA fox.\n", encoding="utf-8")
