@@ -39,7 +39,7 @@ _COMMANDS = {
         'mirrorsd generate pair.mirror "Hi" -S gamma=4 --json',
     ),
     "chat": examples(
-        "mirrorsd chat pair.mirror", "mirrorsd chat hf:OWNER/NAME", "mirrorsd chat --url http://127.0.0.1:8080"
+        "mirrorsd chat pair.mirror", "mirrorsd chat hf:OWNER/NAME", "mirrorsd chat --url http://127.0.0.1:8600"
     ),
     "serve": examples("mirrorsd serve pair.mirror"),
     "front": examples("mirrorsd front http://pc1:8600 http://pc2:8600"),

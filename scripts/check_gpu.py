@@ -44,7 +44,8 @@ def main() -> int:
     bundles = [(precision, SAMPLE / "target") for precision in ("fp16", "int8", "int4")]
     if not options.small:
         large = WORKPLACE / "target-1b"
-        if not (large / "config.json").is_file():
+        if not (large / "model.safetensors").is_file():
+            shutil.rmtree(large, ignore_errors=True)
             status = run_python("samples/scale_up.py", str(SAMPLE / "target"), str(large), *SCALE)
             if status:
                 return status
