@@ -220,7 +220,7 @@ def test_what_is_exported_can_be_imported(open_page: Any, kind: str, tmp_path: P
 
 
 def test_what_a_file_says_breaks_no_page(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
-    """Neither quotes in quotes, as models that loop write them, nor figures that are none; it is shown after a reload."""
+    """Neither quotes in quotes, as models that loop write them, nor figures that are none, after a reload either."""
     reader = open_page()
     answer = {"role": "assistant", "content": "> - " * 5000 + "end", "figures": {}}
     one = {"messages": [{"role": "user", "content": "fox?"}, answer], "settings": {"system": {"a": 1}, "seed": 7}}
