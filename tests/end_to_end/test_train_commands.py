@@ -176,7 +176,7 @@ def test_a_draft_with_another_vocabulary_is_refused(
     (small / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
     options = ["--from-model", str(small), "-o", str(tmp_path / "draft"), "--work", str(trained / "work")]
     assert run(["train", "draft", str(trained / "target"), *options]) == 3
-    assert "the vocabulary of their tokenizers differ" in capsys.readouterr().err
+    assert "the vocabularies of their tokenizers differ" in capsys.readouterr().err
     assert not (tmp_path / "draft").exists()
 
 
