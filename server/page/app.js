@@ -19,12 +19,11 @@ const SAVED_MS = 2000;
 takeKeyFromAddress();
 const store = await Store.open(changedElsewhere);
 const panel = new Panel(byId);
-const page = { props: null, comparing: null };
+const page = { props: null, comparing: null, shown: null };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
 const messages = byId("messages");
 const colours = new Colours(messages);
 const boxes = new Boxes(messages, colours);
-let shownId = null;
 const question = byId("question");
 
 function announce(words) {
@@ -130,14 +129,12 @@ async function keep(id, act, isQuiet = false) {
 
 function changedElsewhere(id) {
   for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
-  const isSeen = id === store.currentId || shownId !== store.currentId; // what was seen may have been deleted
-  if (isSeen && !document.querySelector(".edit") && !runHere()) show();
+  if ((id === store.currentId || page.shown?.id !== store.currentId) && !document.querySelector(".edit") && !runHere()) show();
   else showList();
 }
 
 function show() {
-  const { messages: said } = store.current;
-  shownId = store.currentId;
+  const said = (page.shown = store.current).messages;
   messages.querySelector(".welcome")?.remove();
   boxes.show(said.map((message, place) => {
     const isLast = place === said.length - 1;
@@ -382,8 +379,7 @@ byId("colours").addEventListener("change", (event) => {
 });
 byId("open-settings").addEventListener("click", () => {
   fillSettings(byId("settings-form"), store.current.settings, hints());
-  byId("settings").returnValue = ""; // Esc says nothing of its own
-  byId("settings").showModal();
+  Object.assign(byId("settings"), { returnValue: "" }).showModal(); // Esc says nothing of its own
 });
 byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, hints()));
 byId("settings").addEventListener("close", () => {

@@ -6,15 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hub_server import SHA, serve
 
 from mirrorsd.cli.application import run
 from mirrorsd.cli.commands import pairs as command
+from mirrorsd.devices import containers
 from mirrorsd.export.pairs import known_pairs
-from mirrorsd.machine.doctor import memory
 
 Printed = pytest.CaptureFixture[str]
 
@@ -30,7 +29,7 @@ def online(tmp_path: Path, bundle: Path, own_cache: Path, monkeypatch: pytest.Mo
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, gigabytes: float) -> None:
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(total=int(gigabytes * 1e9)))
+    monkeypatch.setattr(containers, "total_memory", lambda: int(gigabytes * 1e9))
 
 
 def test_what_a_machine_holds_follows_its_memory(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
