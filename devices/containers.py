@@ -9,8 +9,6 @@ from pathlib import Path
 import psutil
 
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 60
-"""Bytes; version 1 writes a number near 2**63 where there is no bound."""
 
 
 def total_memory(root: Path = _ROOT, own: Path = _OWN) -> int:
@@ -38,11 +36,14 @@ def processors(root: Path = _ROOT, own: Path = _OWN) -> float | None:
 
 
 def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
-    """Limits, and what is used of each: what files have in memory can be had again."""
+    """Limits, and what is used of each: what files have in memory can be had again.
+
+    Where there is no bound, version 1 has a limit of more than any machine's memory.
+    """
     for folder in _folders(root, own, "memory"):
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
-        if limit.isdecimal() and int(limit) < _NO_LIMIT and used.isdecimal():
+        if limit.isdecimal() and used.isdecimal():
             lines = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines())
             cached = int(lines.get("total_inactive_file", lines.get("inactive_file", "0")))
             yield int(limit), int(used) - cached

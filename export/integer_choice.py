@@ -7,7 +7,7 @@ Owns: measuring a layer's products in both forms, and the formats that follow. D
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, prod
@@ -32,6 +32,7 @@ from mirrorsd.export.weights.lazy_weight import LazyWeight
 from mirrorsd.export.weights.rotation import has_parts
 
 Times = NDArray[np.float64]
+Chosen = Callable[[str, Callable[[], bool]], bool]
 _TURNS, _LAYERS = 7, 2
 _LARGE_LAYER = 1 << 24
 """Weights from which on a layer is timed alone: no processor's cache keeps it from one run to the next, and to make
@@ -45,19 +46,20 @@ Qwen2.5-Coder-1.5B gain 1.28, and those of SmolLM2-135M 1.17 to 1.21. On a proce
 former's best tokens stay for 96.6 %, and 95.3 % of the latter's for 96.0 %."""
 
 
-def with_integer_products(job: PairJob, folder: Path) -> PairJob:
+def with_integer_products(job: PairJob, folder: Path, chosen: Chosen) -> PairJob:
     """The same job, its target's layers and head in integers by row, scaled by what a text gives its products.
 
     Args:
         job: A pair whose products may have this form (`ExportOptions.may_have_integer_products`).
         folder: Where the products' inputs are kept meanwhile.
+        chosen: Asks for a choice by the clock, by its name, where no earlier run has made it.
     """
     model = open_model(job.target)
     windows = range_windows(job.target, job.options.calibration_text, job.context)
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        may_rotate = gain_of_rotation(job.target.config, job.formats) >= _LEAST_GAIN
+        may_rotate = chosen("rotated rows", partial(_rotation_pays, job.target.config, job.formats))
         inputs, is_head_coarse = scale_inputs(model, collected, job.formats.finer, may_rotate=may_rotate)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,6 +96,10 @@ def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bo
     shapes, integers = _shapes(config), replace(formats.layers, is_by_row=True)
     of_blocks, of_integers = _seconds(_products(shapes, formats.layers), _products(shapes, integers))
     return _gain(of_blocks, of_integers) > 1
+
+
+def _rotation_pays(config: Mapping[str, Any], formats: WeightFormats) -> bool:
+    return gain_of_rotation(config, formats) >= _LEAST_GAIN
 
 
 def gain_of_rotation(config: Mapping[str, Any], formats: WeightFormats) -> float:

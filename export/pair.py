@@ -145,11 +145,12 @@ def export_pair(
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
         copy_tokenizer(job.target, bundle)
         if options.may_have_integer_products and (
-            options.products == "integer" or integers_are_faster(job.target.config, job.formats)
+            options.products == "integer"
+            or journal.chosen("integer products", partial(integers_are_faster, job.target.config, job.formats))
         ):
             report = with_scaling(report)
             report("scale the inputs of integer products", 0.01)
-            job = with_integer_products(job, bundle / _INPUTS_FOLDER)
+            job = with_integer_products(job, bundle / _INPUTS_FOLDER, journal.chosen)
         # The small first: a tokenizer or draft that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)

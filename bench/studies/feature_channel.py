@@ -374,11 +374,11 @@ def measure_all(
     target: Any, tokenizer: Any, networks: dict[str, HeadNetwork], reading: Reading, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure on greedy text before it loops, and on text at temperature 1."""
-    end, teacher = int(tokenizer.eos_token_id), Teacher(target, parts_of(target).lm_head.weight.detach())
+    ends, teacher = (int(tokenizer.eos_token_id),), Teacher(target, parts_of(target).lm_head.weight.detach())
     prompts = [messages[0]["content"] for messages in runs.spread_prompts(options.prompts, options.count)]
-    greedy = answer(target, tokenizer, [[prompt] for prompt in prompts], end, options.tokens)
+    greedy = answer(target, tokenizer, [[prompt] for prompt in prompts], ends, options.tokens)
     texts = {"greedy": [cut_before_loop(text) for text in greedy]}
-    texts["sampled"] = sample(target, tokenizer, prompts, end, options.tokens)
+    texts["sampled"] = sample(target, tokenizer, prompts, ends, options.tokens)
     kept = {
         name: [text for text in found if len(text.tokens) - text.prompt_length > 2 * CHAIN]
         for name, found in texts.items()

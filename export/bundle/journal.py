@@ -7,7 +7,7 @@ Owns: the journal's file, its digest of inputs and options, and what counts as f
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 from mirrorsd.graphs.errors import ParityError
 
 JOURNAL_FILE = ".export-journal"
+_CHOICES = "choices"
+"""Is no part: nothing has to be kept for it."""
 
 
 class Journal:
@@ -37,11 +39,18 @@ class Journal:
     @property
     def finished(self) -> tuple[str, ...]:
         """Names of the finished parts, in the order in which they were finished."""
-        return tuple(part for part, content in self._parts.items() if content is not None)
+        return tuple(part for part, content in self._parts.items() if content is not None and part != _CHOICES)
 
     def get(self, part: str) -> Any:
         """What was recorded of `part`; None where it is not finished."""
         return self._parts.get(part)
+
+    def chosen(self, what: str, choose: Callable[[], bool]) -> bool:
+        """What was chosen of two ways, by an earlier run or now: a clock may say otherwise each time."""
+        choices = self._parts.get(_CHOICES, {})
+        if what not in choices:
+            self.record(_CHOICES, choices | {what: choose()})
+        return bool(self._parts[_CHOICES][what])
 
     def record(self, part: str, content: Any) -> None:
         """Note that `part` is finished and its files are on disk; `content` is JSON. None forgets the part."""

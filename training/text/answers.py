@@ -18,7 +18,11 @@ __all__ = ["answer", "continue_sampled", "sample"]
 
 
 def answer(
-    target: PreTrainedModel, tokenizer: Any, questions: Sequence[Sequence[str]], end: int, max_new_tokens: int
+    target: PreTrainedModel,
+    tokenizer: Any,
+    questions: Sequence[Sequence[str]],
+    ends: tuple[int, ...],
+    max_new_tokens: int,
 ) -> list[SelfText]:
     """Answer every turn of every question greedily; each answer becomes part of its conversation.
 
@@ -26,13 +30,13 @@ def answer(
         target: The model.
         tokenizer: Of `transformers`; without a chat template, the turns are plain text.
         questions: The user's turns of each question.
-        end: Token that ends an answer.
+        ends: Tokens that end an answer.
         max_new_tokens: Longest answer.
 
     Returns:
         One text per turn; turns that do not fit into the context are left out.
     """
-    config = SelfTextConfig(end=end, max_new_tokens=max_new_tokens, temperatures=(0.0,))
+    config = SelfTextConfig(ends=ends, max_new_tokens=max_new_tokens, temperatures=(0.0,))
     texts: list[SelfText] = []
     told: list[list[dict[str, str]]] = [[] for _ in questions]
     for turn in range(max(map(len, questions), default=0)):
@@ -52,22 +56,22 @@ def answer(
 
 
 def sample(
-    target: PreTrainedModel, tokenizer: Any, questions: Sequence[str], end: int, max_new_tokens: int
+    target: PreTrainedModel, tokenizer: Any, questions: Sequence[str], ends: tuple[int, ...], max_new_tokens: int
 ) -> list[SelfText]:
     """Answer single questions at temperature 1."""
     return continue_sampled(
         target,
         [_prompt(tokenizer, [{"role": "user", "content": question}]) for question in questions],
-        end,
+        ends,
         max_new_tokens,
     )
 
 
 def continue_sampled(
-    target: PreTrainedModel, prompts: Sequence[list[int]], end: int, max_new_tokens: int
+    target: PreTrainedModel, prompts: Sequence[list[int]], ends: tuple[int, ...], max_new_tokens: int
 ) -> list[SelfText]:
     """Continue prompts, given as token ids, at temperature 1; those that do not fit into the context are left out."""
-    config = SelfTextConfig(end=end, max_new_tokens=max_new_tokens, temperatures=(1.0,))
+    config = SelfTextConfig(ends=ends, max_new_tokens=max_new_tokens, temperatures=(1.0,))
     fitting = [prompt for prompt in prompts if _fits(target, prompt)]
     written = generate_batch(target, fitting, torch.ones(len(fitting)), config) if fitting else []
     return [SelfText(text, len(prompt), 1.0) for text, prompt in zip(written, fitting, strict=True)]

@@ -45,14 +45,14 @@ class SelfTextConfig:
     """How the target writes.
 
     Attributes:
-        end: Token after which a text is finished.
+        ends: Tokens after any of which a text is finished.
         max_new_tokens: Longest continuation.
         batch: Texts written at once.
         temperatures: One is drawn per prompt; 0 is greedy. Repeat one to have it more often.
         seed: Of the draws.
     """
 
-    end: int
+    ends: tuple[int, ...]
     max_new_tokens: int = 256
     batch: int = 64
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.5, 0.8, 1.0)
@@ -100,7 +100,7 @@ def generate_batch(
     config: SelfTextConfig,
     show: Callable[[float], None] = lambda share: None,
 ) -> list[list[int]]:
-    """Continue every prompt until `config.end` or `max_new_tokens`; return prompts and continuations together.
+    """Continue every prompt until one of `config.ends` or `max_new_tokens`; return prompts and continuations together.
 
     Args:
         target: The model; its own dtype is used.
@@ -129,6 +129,7 @@ def _generate(
     active = torch.arange(len(prompts))
     is_done = torch.zeros(len(prompts), dtype=torch.bool)
     decoder = BatchedDecoder(target, capacity)
+    end_ids = torch.tensor(config.ends, dtype=torch.long)
     generator = torch.Generator(texts.device).manual_seed(config.seed)
     fed = texts[:, : int(lengths.min())]
     while len(active) and decoder.position < capacity - 1:
@@ -141,7 +142,7 @@ def _generate(
         is_prompt = place < lengths[active]
         chosen = torch.where(is_prompt, texts[active, place], chosen)
         texts[active, place] = chosen
-        is_end = ~is_done & ~is_prompt & ((chosen == config.end) | (place + 1 >= ends[active]))
+        is_end = ~is_done & ~is_prompt & (torch.isin(chosen, end_ids) | (place + 1 >= ends[active]))
         ends[active[is_end]] = place + 1
         is_done |= is_end
         if is_done.sum() >= _FORGOTTEN_SHARE * len(active):

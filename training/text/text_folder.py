@@ -81,7 +81,7 @@ def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]],
     for weight in list(target.parameters())[:2]:
         digest.update(weight.detach().float().flatten()[:4096].cpu().numpy().tobytes())
     plan: dict[str, Any] = {"made_from": digest.hexdigest(), "prompts": len(prompts), **asdict(config)}
-    plan["temperatures"] = list(config.temperatures)
+    plan |= {"ends": list(config.ends), "temperatures": list(config.temperatures)}
     path = folder / PLAN_FILE
     if not path.is_file():
         path.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")

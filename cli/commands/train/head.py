@@ -113,7 +113,7 @@ def head(
     check = partial(_check_plan, plan, how)
     model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
     text = training_text([work, *(more_text or ())], documents, document_share)
-    found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids[0])
+    found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids)
     print_json(found) if as_json else print_head_report(found)
 
 
@@ -146,7 +146,7 @@ def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tup
     return network
 
 
-def measure_head(model: Any, network: Any, work: Path, end: int) -> dict[str, Any]:
+def measure_head(model: Any, network: Any, work: Path, ends: tuple[int, ...]) -> dict[str, Any]:
     """Agreement and tokens per step on some of the held-back text, and on its prompts continued at temperature 1."""
     from mirrorsd.training.heads.head_report import report_head
     from mirrorsd.training.text.answers import continue_sampled
@@ -154,7 +154,7 @@ def measure_head(model: Any, network: Any, work: Path, end: int) -> dict[str, An
     texts = shared.held_back_texts(work)
     greedy = texts[:: max(1, len(texts) // _REPORTED_TEXTS)]
     prompts = [text.tokens[: text.prompt_length] for text in texts]
-    sampled = continue_sampled(model, prompts[:: max(1, len(prompts) // _SAMPLED_TEXTS)], end, _NEW_TOKENS)
+    sampled = continue_sampled(model, prompts[:: max(1, len(prompts) // _SAMPLED_TEXTS)], ends, _NEW_TOKENS)
     found = report_head(model, network, {"held back": greedy}, sampled)
     (work / f"{found['kind']}_report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found

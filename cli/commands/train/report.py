@@ -51,7 +51,7 @@ def report(
         raise ConfigError("there is nothing to report on; give --draft, --head or both")
     check_speaks_like(target, [folder for folder in (draft, baseline) if folder])
     model = shared.load_target(checkpoint)
-    greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids[0])
+    greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids)
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
 
@@ -132,7 +132,7 @@ def measure_drafts(model: Any, draft: Path, baseline: Path | None, work: Path) -
 
 
 def write_answers(
-    model: Any, target: Path, questions: tuple[Question, ...], end: int
+    model: Any, target: Path, questions: tuple[Question, ...], ends: tuple[int, ...]
 ) -> tuple[dict[str, list["SelfText"]], list["SelfText"]]:
     """Greedy answers by category, and some first turns answered at temperature 1."""
     from mirrorsd.training.text.answers import answer, sample
@@ -143,10 +143,10 @@ def write_answers(
     for question in questions:
         turns.setdefault(question.category, []).append(question.turns)
     note(f"the target answers {len(questions)} questions")
-    greedy = {task: answer(model, tokenizer, asked, end, _NEW_TOKENS) for task, asked in turns.items()}
+    greedy = {task: answer(model, tokenizer, asked, ends, _NEW_TOKENS) for task, asked in turns.items()}
     asked = [question.turns[0] for question in questions]
     chosen = asked[:: max(1, len(asked) // _SAMPLED_TEXTS)]
-    return greedy, sample(model, tokenizer, chosen, end, _NEW_TOKENS)
+    return greedy, sample(model, tokenizer, chosen, ends, _NEW_TOKENS)
 
 
 def _first_per_task(questions: tuple[Question, ...], count: int | None) -> tuple[Question, ...]:

@@ -176,7 +176,7 @@ def _check_amount(
     most = sum(map(_num_tokens, (folder / TEXT_FOLDER for folder in (work, *source.more))))
     if source.corpus is not None and not only_held_back:
         longest = source.longest_prompt or PromptRules().longest
-        most += source.count * (longest + SelfTextConfig(end=0).max_new_tokens)
+        most += source.count * (longest + SelfTextConfig(ends=()).max_new_tokens)
     if most < sequences * length + 1:
         raise ConfigError(
             f"--batch {batch[0]} with --length {length} needs {sequences * length + 1} tokens of the target's for a "
@@ -211,9 +211,9 @@ def prepare_texts(
     from mirrorsd.training.text.self_text import SelfTextConfig
 
     documents, held_back = _read_corpus(source.corpus, source.held_back)
-    end = checkpoint.eos_ids[0]
-    written = SelfTextConfig(end=end, batch=128)
-    held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
+    ends = checkpoint.eos_ids
+    written = SelfTextConfig(ends=ends, batch=128)
+    held = SelfTextConfig(ends=ends, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
     how = (source.part, source.longest_prompt)
     num_held_back = min(_HELD_BACK_TEXTS, source.count or _HELD_BACK_TEXTS)
     if not only_held_back:

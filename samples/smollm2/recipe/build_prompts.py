@@ -154,7 +154,7 @@ class Asked:
     def __init__(self, model: Path) -> None:
         use_device("auto")
         checkpoint = open_checkpoint(model, "target")
-        self._tokenizer, self._end = load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]
+        self._tokenizer, self._ends = load_tokenizer(checkpoint.folder), checkpoint.eos_ids
         self._target = to_device(load_whole(checkpoint.path))
 
     def questions(self, count: int, temperature: float = 1.0) -> Iterator[str]:
@@ -182,7 +182,7 @@ class Asked:
     def _said(self, prompts: list[list[int]], temperature: float) -> Iterator[str]:
         """What the model says after each; nothing where it comes to no end."""
         for prompt, text in zip(prompts, self._texts(prompts, temperature, LONGEST_QUESTION), strict=True):
-            is_whole = text[-1] == self._end
+            is_whole = text[-1] in self._ends
             yield self._tokenizer.decode(text[len(prompt) : -1]).strip() if is_whole else ""
 
     def _texts(self, prompts: list[list[int]], temperature: float, longest: int) -> Iterator[list[int]]:
@@ -190,7 +190,7 @@ class Asked:
         with narrowed(self._target.parameters()):
             for start in range(0, len(prompts), BATCH):
                 some = prompts[start : start + BATCH]
-                config = SelfTextConfig(end=self._end, max_new_tokens=longest, seed=SEED + start)
+                config = SelfTextConfig(ends=self._ends, max_new_tokens=longest, seed=SEED + start)
                 yield from generate_batch(self._target, some, torch.full((len(some),), temperature), config)
 
 

@@ -49,7 +49,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 def test_text_in_batches_is_the_models_own(model: Any) -> None:
     prompts = [[1, 9, 8], [1, 30, 31, 32, 33, 34]]
     expected = [prompt + greedy_tail(model, prompt, 9) for prompt in prompts]
-    config = SelfTextConfig(end=2, max_new_tokens=9)
+    config = SelfTextConfig(ends=(2,), max_new_tokens=9)
     assert generate_batch(model, prompts, torch.zeros(2), config) == expected
 
 

@@ -35,6 +35,19 @@ def test_a_part_that_is_found_wrong_is_forgotten(tmp_path: Path) -> None:
     assert not is_of(tmp_path, "asked"), "nothing is left to go on from"
 
 
+def test_what_a_clock_has_chosen_stays_chosen_and_is_no_part(tmp_path: Path) -> None:
+    """Graphs that an earlier run has finished have the form that it chose."""
+    journal = Journal(tmp_path, "asked")
+    assert journal.chosen("integer products", lambda: True)
+    assert not journal.chosen("rotated rows", lambda: False)
+    assert not is_of(tmp_path, "asked")
+    journal.record("prefix", True)
+    again = Journal(tmp_path, "asked")
+    assert again.chosen("integer products", pytest.fail)
+    assert not again.chosen("rotated rows", pytest.fail)
+    assert again.finished == ("prefix",)
+
+
 def test_only_the_same_export_goes_on(tmp_path: Path) -> None:
     """The work folder of another export, or of one whose checkpoint has changed since, is thrown away."""
     checkpoint, final = tmp_path / "target", tmp_path / "out.mirror"

@@ -60,7 +60,7 @@ def target() -> LlamaForCausalLM:
 def text(target: LlamaForCausalLM) -> TokenStream:
     """What the target writes at temperature 1."""
     prompts = [[a, b] for a in range(0, 40, 2) for b in range(0, 40, 4)]
-    config = SelfTextConfig(end=99, max_new_tokens=20)
+    config = SelfTextConfig(ends=(99,), max_new_tokens=20)
     written = generate_batch(target, prompts, torch.ones(len(prompts)), config)
     return TokenStream(np.concatenate([np.array(tokens, np.uint16) for tokens in written]))
 
@@ -178,7 +178,7 @@ def test_the_losses_gradient_is_autograds(target: LlamaForCausalLM) -> None:
 def test_the_report_counts_what_a_chain_would_accept(target: LlamaForCausalLM) -> None:
     """27 tokens behind a prompt of 3: the first is known, so 26 are walked in 4 + 1 at a time, the last step cut."""
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
-    config = SelfTextConfig(end=99, max_new_tokens=20)
+    config = SelfTextConfig(ends=(99,), max_new_tokens=20)
     written = generate_batch(target, prompts, torch.zeros(2), config)
     greedy = [SelfText(tokens, len(prompt)) for tokens, prompt in zip(written, prompts, strict=True)]
     network = make_head(PLANS["medusa"].config(target), target)

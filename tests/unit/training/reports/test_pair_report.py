@@ -126,7 +126,7 @@ class ChatTokenizer:
 
 
 def test_answers_become_part_of_the_conversation(target: LlamaForCausalLM) -> None:
-    texts = answer(target, ChatTokenizer(), [("a", "bb"), ("ccc",)], end=2, max_new_tokens=5)
+    texts = answer(target, ChatTokenizer(), [("a", "bb"), ("ccc",)], ends=(2,), max_new_tokens=5)
     assert [text.prompt_length for text in texts] == [2, 2, 4]
     second = texts[2].tokens
     first_answer = len(texts[0].tokens) - 2

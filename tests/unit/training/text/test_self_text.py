@@ -32,7 +32,7 @@ PROMPTS = [[1, 9, 8], [1, 7], [1, 30, 31, 32, 33, 34], [1, 4, 5, 6]]
 
 
 def test_greedy_text_is_that_of_transformers(target: LlamaForCausalLM) -> None:
-    config = SelfTextConfig(end=END, max_new_tokens=12)
+    config = SelfTextConfig(ends=(END,), max_new_tokens=12)
     texts = generate_batch(target, PROMPTS, torch.zeros(len(PROMPTS)), config)
     for prompt, text in zip(PROMPTS, texts, strict=True):
         ids = torch.tensor([prompt])
@@ -44,7 +44,7 @@ def test_sampled_tokens_are_as_frequent_as_they_are_likely_at_each_text_s_temper
     prompt, draws = [1, 5, 9], 4000
     with torch.no_grad():
         logits = target(torch.tensor([prompt])).logits[0, -1].float()
-    config = SelfTextConfig(end=0, max_new_tokens=1)
+    config = SelfTextConfig(ends=(0,), max_new_tokens=1)
     for temperature in (1.0, 0.5):
         texts = generate_batch(target, [prompt] * draws, torch.full((draws,), temperature), config)
         found = torch.bincount(torch.tensor([text[-1] for text in texts]), minlength=len(logits)) / draws
@@ -52,7 +52,7 @@ def test_sampled_tokens_are_as_frequent_as_they_are_likely_at_each_text_s_temper
 
 
 def test_a_text_ends_at_its_end_token_or_its_limit(target: LlamaForCausalLM) -> None:
-    config = SelfTextConfig(end=END, max_new_tokens=9)
+    config = SelfTextConfig(ends=(END,), max_new_tokens=9)
     texts = generate_batch(target, PROMPTS * 8, torch.full((32,), 3.0), config)
     for prompt, text in zip(PROMPTS * 8, texts, strict=True):
         written = text[len(prompt) :]
@@ -61,14 +61,24 @@ def test_a_text_ends_at_its_end_token_or_its_limit(target: LlamaForCausalLM) -> 
         assert len(written) == 9 or written[-1] == END
 
 
+def test_a_text_ends_at_whichever_end_token_comes_first(target: LlamaForCausalLM) -> None:
+    """Chats of Llama 3 and Gemma end at another token than their documents."""
+    ends = (END, 11, 12)
+    config = SelfTextConfig(ends=ends, max_new_tokens=30)
+    texts = generate_batch(target, PROMPTS * 8, torch.full((32,), 3.0), config)
+    written = [text[len(prompt) :] for prompt, text in zip(PROMPTS * 8, texts, strict=True)]
+    assert not {*ends} & {token for text in written for token in text[:-1]}
+    assert {text[-1] for text in written if len(text) < 30} == {*ends}
+
+
 def test_the_context_is_never_exceeded(target: LlamaForCausalLM) -> None:
-    config = SelfTextConfig(end=END, max_new_tokens=500)
+    config = SelfTextConfig(ends=(END,), max_new_tokens=500)
     (text,) = generate_batch(target, [[1, 9, 8]], torch.zeros(1), config)
     assert len(text) <= target.config.max_position_embeddings
 
 
 def test_parts_and_restarts_write_the_same_batches(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    config = SelfTextConfig(end=END, max_new_tokens=6, batch=2)
+    config = SelfTextConfig(ends=(END,), max_new_tokens=6, batch=2)
     write_self_text(target, PROMPTS, tmp_path / "whole", config)
     for part in (0, 1):
         write_self_text(target, PROMPTS, tmp_path / "parts", config, (part, 2))
@@ -121,7 +131,7 @@ def test_documents_too_short_for_a_prompt_are_an_error() -> None:
 
 
 def test_text_of_other_prompts_is_not_mixed_in(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    config = SelfTextConfig(end=END, max_new_tokens=3)
+    config = SelfTextConfig(ends=(END,), max_new_tokens=3)
     write_self_text(target, PROMPTS[:2], tmp_path, config)
     with pytest.raises(ConfigError, match=r"made otherwise \(made_from, prompts differ"):
         write_self_text(target, PROMPTS, tmp_path, config)
