@@ -1,6 +1,6 @@
 // One answer from question to figures. Knows the server and the conversation, not the page.
 
-import { Refusal, chunks, keptChunks } from "./api.js";
+import { chunks, keptChunks } from "./api.js";
 import { addTokens } from "./sources.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -30,8 +30,8 @@ export async function ask(body, answer, signal, tell) {
       for await (const chunk of chunks(body, signal)) take(answer, chunk, tell);
       return;
     } catch (error) {
-      if (!(error instanceof Refusal)) throw error;
-      if (error.code === "in_use" && (await resume(answer, signal, tell))) return;
+      const isKept = error.code === "in_use" || (isBroken(error) && body.mirror_keep);
+      if (isKept && (await reconnected(answer, signal, tell))) return;
       if (error.code !== "context_length_exceeded" || answer.content !== start) throw error;
       const shorter = withoutOldestTurn(body.messages);
       if (!shorter) throw error;
@@ -77,6 +77,24 @@ export async function resumeOrAsk(answer, signal, tell, body) {
     const act = async () => (await resumed()) || ask(body(), answer, signal, tell);
     if (await alone(answer, { ifAvailable: true }, act)) return true;
   }
+}
+
+/** What a stream ends with whose network or server went away. */
+function isBroken(error) {
+  return error instanceof TypeError || error.code === "broken_off";
+}
+
+/** Read an answer from its start once the server can be reached again; false where that takes long, or it has it not. */
+async function reconnected(answer, signal, tell) {
+  for (let look = 1; look <= MOST_LOOKS; look += 1) {
+    try {
+      return await resume(answer, signal, tell);
+    } catch (error) {
+      if (!isBroken(error)) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, look * UNHEARD_MS));
+  }
+  return false;
 }
 
 async function resume(answer, signal, tell) {

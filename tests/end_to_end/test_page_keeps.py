@@ -107,6 +107,37 @@ def test_a_page_that_was_left_before_it_asked_asks_when_it_is_opened(open_page: 
         assert tab.complaints == []
 
 
+BROKEN_NETWORK = """() => {
+  const ask = window.fetch;
+  let looks = 0;
+  window.fetch = async (url, options) => {
+    if (String(url).includes("/v1/answers/") && looks++ < 2) throw new TypeError("no network yet");
+    const response = await ask(url, options);
+    if (!String(url).includes("chat/completions")) return response;
+    const heard = response.body.getReader();
+    const broken = new TransformStream();
+    const to = broken.writable.getWriter();
+    heard.read().then(({ value }) => to.write(value)).then(() => {
+      heard.cancel();
+      to.abort(new TypeError("network error"));
+    });
+    return new Response(broken.readable, response);
+  };
+}"""
+"""It is gone behind the first words of an answer, and for the next two questions."""
+
+
+def test_an_answer_whose_stream_breaks_is_read_on(open_page: Any, whole: str) -> None:  # noqa: F811
+    """A laptop that slept, a network that changed: the server has kept the answer."""
+    reader = open_page()
+    reader.page.evaluate(BROKEN_NETWORK)
+    begin(reader)
+    reader.wait()
+    (conversation,) = kept_in(reader)
+    assert [message["content"] for message in conversation["messages"]] == [LONG, whole]
+    assert len(reader.bodies) == 1 and not reader.page.locator(".error").count()
+
+
 def test_an_answer_that_was_to_go_on_goes_on_when_the_page_is_opened(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     reader.page.context.add_init_script(IMPATIENT)
