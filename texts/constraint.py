@@ -146,15 +146,34 @@ class ConstraintCompiler:
             self._read_words()
 
     def _read_words(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         if self._words is None:
-            num_words = max(self._vocab_size, self._tokenizer.vocab_size)
+            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             try:
-                self._words = LLTokenizer(self._tokenizer.to_json(), n_vocab=num_words, eos_token=list(self._eos_ids))
+                self._words = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(self._eos_ids))
             except ValueError as error:
                 raise ConfigError(f"llguidance cannot read this bundle's tokenizer ({error}).") from error
         return self._words
+
+
+class _Vocabulary:
+    """Tokens as llguidance asks for them: special are those that end a text or are left out of what is shown.
+
+    Of a `tokenizer.json` it takes every added token in angle brackets for special, which text then cannot have: Qwen's
+    `<think>` and `<tool_call>`, for example.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: BundleTokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer, self.eos_token_id = tokenizer, eos_ids[0]
+        self.tokens = [tokenizer.token_bytes(token) for token in range(max(vocab_size, tokenizer.vocab_size))]
+        self.special_token_ids = sorted({*tokenizer.special_tokens.values(), *eos_ids})
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The ids of a text."""
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
 
 
 def _reason(matcher: "LLMatcher") -> str:

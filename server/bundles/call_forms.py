@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs.errors import MirrorError
@@ -195,9 +196,13 @@ def _is_taken(render: Render, messages: Messages) -> bool:
 
 
 def _cut(text: str, prompt: str) -> str:
-    """What follows the prompt; where the history begins otherwise, what follows their common beginning."""
-    same = next((place for place, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(prompt))
-    return text[same:]
+    """What follows the prompt; where the history begins otherwise, what follows their common beginning.
+
+    A mark is not cut apart: of `<think>` that a prompt ends with and `<tool_call>` in its place, nothing is common.
+    """
+    same = commonprefix([text, prompt])
+    begun = re.search(r"[<\[][^<>\[\]\s]*$", same)
+    return text[begun.start() if begun else len(same) :]
 
 
 def _placed(text: str, number: int) -> tuple[str, str, str] | None:
