@@ -200,7 +200,7 @@ def _first(render: Renderer, given: Mapping[str, Any]) -> str | None:
         except Exception:  # whatever a template raises
             continue
         written = [part["text"] for m in messages if isinstance(m.get("content"), list) for part in m["content"]]
-        if all(text in rendered and f"'text': '{text}'" not in rendered for text in written):
+        if all(chat_template.is_written(text, rendered) for text in written):
             return rendered
     return None
 

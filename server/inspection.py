@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrorsd import __version__
 from mirrorsd.graphs.chat_defaults import CHECKPOINT, ChatDefaults
-from mirrorsd.server.answers.chat import conversation_ends, template_message
+from mirrorsd.server.answers.chat import conversation_ends, template_messages
 from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
@@ -149,7 +149,7 @@ async def detokenize(service: Service, exchange: Exchange, body: DetokenizeReque
 async def apply_template(service: Service, exchange: Exchange, body: TemplateRequest) -> None:
     """`POST /apply-template`: a conversation as the model reads it."""
     async with service.shelf.use(body.model) as bundle:
-        messages = [template_message(message) for message in body.messages]
+        messages = template_messages(body.messages)
         tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
         messages, told = tools.told(messages)
         variables = body.chat_template_kwargs or {}

@@ -27,6 +27,7 @@ _DEFAULT, _WITH_TOOLS = names.DEFAULT_TEMPLATE, "tool_use"
 _WORD = "Zq{}zq{}q"
 """Stands for the text of a part while a template is asked whether it writes parts."""
 _STOP = "Zq stops here"
+_LISTED = ("'text': '{}'", '"text": "{}"', '"text":"{}"')
 
 
 class ChatTemplate:
@@ -199,7 +200,7 @@ def _in_written_parts(template: jinja2.Template, messages: Conversation, variabl
             joined = _first_form(template, with_joined_parts(asked, lost), variables)
         except GenerationError:
             return messages
-        lost = [place for place in lost if any(word in joined for word in words[place])]
+        lost = [place for place in lost if not words[place] or any(word in joined for word in words[place])]
     return with_joined_parts(messages, lost)
 
 
@@ -208,8 +209,13 @@ def _worded(parts: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[di
 
 
 def _writes(written: str, words: Sequence[str]) -> bool:
-    """Whether each word was written, and not within Python's way to write a list."""
-    return all(word in written and f"'text': '{word}'" not in written for word in words)
+    """Whether there are words, each of which was written."""
+    return bool(words) and all(is_written(word, written) for word in words)
+
+
+def is_written(word: str, text: str) -> bool:
+    """Whether a text has a part's word, and not within Python's or JSON's way to write a list of parts."""
+    return word in text and not any(form.format(word) in text for form in _LISTED)
 
 
 def _continued(template: jinja2.Template, messages: Conversation, variables: Mapping[str, Any]) -> str:

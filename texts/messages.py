@@ -5,7 +5,9 @@ templates (`chat_template.py`).
 """
 
 import dataclasses
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from reprlib import repr as shortened
@@ -77,8 +79,20 @@ def forms(messages: Conversation) -> Iterator[Conversation]:
     """The conversation in the forms that templates want, the usual one first.
 
     A content that is missing is an empty text, absent, or None. The arguments of a call are an object, or JSON text.
-    A content in parts stays as it is, or becomes one text. Only forms that differ are given.
+    A content in parts stays as it is, or becomes one text. What templates refuse comes last, in another way: system
+    messages are said by the user, ids of calls are short, thoughts stand in the content beside calls. Only forms that
+    differ are given.
     """
+    for changes in product(*((None, change) for change in _CHANGES)):
+        changed = messages
+        for change in filter(None, changes):
+            changed = change(changed)
+        is_new = all(change(messages) != messages for change in filter(None, changes))
+        if is_new:
+            yield from _usual_forms(changed)
+
+
+def _usual_forms(messages: Conversation) -> Iterator[Conversation]:
     lacks_content = any(message["content"] is None for message in messages)
     has_calls = any(message.get(name) for message in messages for name in _CALLS)
     in_parts = places_in_parts(messages)
@@ -89,6 +103,57 @@ def forms(messages: Conversation) -> Iterator[Conversation]:
     ):
         form = with_joined_parts(messages, joined)
         yield [_with_calls(_with_content(message, lack), as_object=as_object) for message in form]
+
+
+def _told_by_user(messages: Conversation) -> Conversation:
+    """What the system says at the beginning of the user's next message, or as one where none follows at once."""
+    found: Conversation = []
+    for message in messages:
+        told = found[-1] if found and found[-1].get("role") == "system" else None
+        if told is not None and message["role"] in ("system", "user"):
+            both = f"{text_of(told['content'])}\n\n{text_of(message['content'])}"
+            found[-1] = {**message, "content": both}
+        elif told is not None:
+            found[-1:] = [{**told, "role": "user"}, message]
+        else:
+            found.append(message)
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in found]
+
+
+def _with_short_ids(messages: Conversation) -> Conversation:
+    """Ids of calls in nine letters and digits, as Mistral's templates want them."""
+
+    def short(given: Any) -> Any:
+        if not isinstance(given, str) or re.fullmatch(r"[A-Za-z0-9]{9}", given):
+            return given
+        return hashlib.sha256(given.encode()).hexdigest()[:9]
+
+    def changed(found: dict[str, Any], name: str) -> dict[str, Any]:
+        return {**found, name: short(found[name])} if name in found else found
+
+    return [
+        changed(
+            {**message, "tool_calls": [changed(call, "id") for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else message,
+            "tool_call_id",
+        )
+        for message in messages
+    ]
+
+
+def _with_thoughts_said(messages: Conversation) -> Conversation:
+    """Thoughts at the beginning of the content, where a message has both beside calls: gpt-oss's template takes one."""
+    return [
+        {name: value for name, value in message.items() if name not in _REASONING}
+        | {"content": f"{message['reasoning_content']}\n\n{text_of(message['content'])}"}
+        if message.get("tool_calls") and message.get("reasoning_content") and message["content"]
+        else message
+        for message in messages
+    ]
+
+
+_CHANGES = (_told_by_user, _with_short_ids, _with_thoughts_said)
 
 
 def with_joined_parts(messages: Conversation, places: Sequence[int]) -> Conversation:

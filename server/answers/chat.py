@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from mirrorsd.server.answers.choices import Choice, Delta
@@ -14,6 +15,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
 from mirrorsd.server.wire.chat import AllowedChoice, ChatRequest, Message, NamedChoice, text_of
 from mirrorsd.server.wire.completions import TemplateRequest
+from mirrorsd.texts.messages import text_of as read_text
 
 _ROLES = {"developer": "system"}
 
@@ -24,7 +26,7 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
         settings = sampled(chat_settings(body, defaults, limits), defaults)
-        messages = [template_message(message) for message in body.messages]
+        messages = template_messages(body.messages)
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)
         most = body.max_completion_tokens or body.most_tokens
@@ -50,7 +52,25 @@ def conversation_ends(body: ChatRequest | TemplateRequest) -> dict[str, bool]:
     return {"add_generation_prompt": begins, "continue_final_message": is_continued}
 
 
-def template_message(message: Message) -> dict[str, Any]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates know them."""
+    return joined_systems([_template_message(message) for message in messages])
+
+
+def joined_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with one system message where several begin it, as agents send: many templates take or write only one.
+
+    >>> joined_systems([{"role": "system", "content": "Be kind."}, {"role": "system", "content": "Be brief."}])
+    [{'role': 'system', 'content': 'Be kind.\\n\\nBe brief.'}]
+    """
+    first = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(first) < 2:
+        return list(messages)
+    texts = (read_text(message.get("content")) for message in first)
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *messages[len(first) :]]
+
+
+def _template_message(message: Message) -> dict[str, Any]:
     """A message as chat templates know it, with every field that it has."""
     found = message.model_dump(exclude_none=True)
     if not found.get("tool_calls", True):

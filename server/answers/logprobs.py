@@ -24,14 +24,18 @@ def _entry(bundle: LoadedBundle, token: int, value: float) -> dict[str, Any]:
 
 
 def completion_logprobs(bundle: LoadedBundle, tokens: Sequence[Placed]) -> dict[str, Any]:
-    """`choices[].logprobs` of completions; `text_offset` counts characters of the answer."""
+    """`choices[].logprobs` of completions; `text_offset` counts characters of the answer.
+
+    The chosen token is among the best ones' values in any case, as OpenAI promises.
+    """
     texts, values, tops = [], [], []
     for placed in tokens:
         logprob = placed.token.logprob
         assert logprob is not None
         texts.append(_text(bundle, placed.token.id))
         values.append(logprob.value)
-        tops.append({_text(bundle, token): value for token, value in reversed(logprob.top)})
+        best = {_text(bundle, token): value for token, value in reversed(logprob.top)}
+        tops.append({texts[-1]: logprob.value, **best})
     offsets = [placed.offset for placed in tokens]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any, NamedTuple
 
+from mirrorsd.server.answers.chat import joined_systems
 from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, check_continued, ping
@@ -59,7 +60,7 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
             settings["json_schema"] = wanted.schema_
         else:
             settings |= format_settings(wanted, limits, "text.format")
-        messages = _messages(body)
+        messages = joined_systems(_messages(body))
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)
         messages, told = tools.told(messages)
@@ -87,7 +88,7 @@ def _wish(body: ResponseRequest) -> Wish:
 
 
 def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
-    """The items as messages: calls and thoughts belong to the assistant's turn that they stand in."""
+    """The items as messages: calls belong to the assistant's turn that they stand in, thoughts to what follows them."""
     found: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, {"role": "user", "content": body.input}]
@@ -95,7 +96,8 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     for item in body.input:
         if item.type == "reasoning":
             thought += text_of(_content(item.content))
-        elif item.type == "function_call_output":
+            continue
+        if item.type == "function_call_output":
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
         elif item.type == "function_call":
             if not found or found[-1]["role"] != "assistant":
@@ -109,8 +111,9 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
         else:
             role = str(item.role)
             found.append({"role": _ROLES.get(role, role), "content": _content(item.content)})
-        if thought and found and found[-1]["role"] == "assistant":
-            found[-1]["reasoning_content"], thought = thought, ""
+        if thought and found[-1]["role"] == "assistant":
+            found[-1]["reasoning_content"] = found[-1].get("reasoning_content", "") + thought
+        thought = ""
     return found
 
 

@@ -17,7 +17,7 @@ from mirrorsd.server.wire.chat import (
 )
 from mirrorsd.server.wire.completions import CompletionRequest
 from mirrorsd.server.wire.fields import AS_EVER, PenalisedRequest, TextRequest
-from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _PLAINLY = [
@@ -39,7 +39,7 @@ _LARGEST_DIVISOR = 100_000
 def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
     """What every request says about its text; `defaults` are the checkpoint's own, or a chat's.
 
-    A text is greedy with temperature 0. Without one it is sampled if the defaults say so, or if the request speaks
+    A text is greedy with temperature 0, and below any that the runtime samples at. Without one it is sampled if the defaults say so, or if the request speaks
     of sampling: then at temperature 1, OpenAI's default. A seed beside temperature 0 changes nothing and is left out.
     """
     found: Settings = {"method": body.method, "ignore_eos": body.ignore_eos}
@@ -50,7 +50,7 @@ def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
         given["top_k"] = 0
     if "seed" in given:
         given["seed"] %= 1 << 64
-    if body.temperature == 0:
+    if body.temperature is not None and body.temperature < LEAST_TEMPERATURE:
         return found | {"temperature": 0.0}
     if given and "temperature" not in given and not defaults.get("do_sample"):
         given["temperature"] = 1.0

@@ -124,7 +124,7 @@ class CallReader(Reader):
                 break
             marks = [*name.groups()[1:], *(behind.groups() if behind else ())]
             given = marks[0] if marks else next(self._ids)
-            found.append(Call(given, name[1], json.dumps(value, ensure_ascii=False)))
+            found.append(Call(given, name[1], self._held[name.end() : end].strip()))
             self._has_called = True
             self._is_call = behind is not None and behind.re is not self._ends[-1]
             self._begun = behind[0] if behind is not None and self._is_call else ""

@@ -8,7 +8,7 @@ form, and our own way to tell a model about tools. Does not own: the grammar and
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -36,7 +36,6 @@ class CallForm:
         separator: between arguments and the next name; None where one call is all that the form has.
         closing: behind the last arguments.
         is_own: the template has no form: tools, calls and results are told in plain messages.
-        has_system: whether the template takes a system message.
     """
 
     opening: str
@@ -44,7 +43,6 @@ class CallForm:
     separator: str | None
     closing: str
     is_own: bool = False
-    has_system: bool = True
 
     @property
     def marker(self) -> str:
@@ -87,29 +85,27 @@ def read_form(render: Render, ends: Sequence[str]) -> CallForm:
         render: writes messages with these tools, up to where the assistant speaks if the last argument is true.
         ends: texts of the tokens that end an answer.
     """
-    has_system = _is_taken(render, [{"role": "system", "content": "s"}, _user()])
-    own = replace(OWN, has_system=has_system)
     try:
         tools = [_tool(name) for name in _NAMES]
         prompt = render([_user()], tools, True)
         if _NAMES[0] not in prompt:
-            return own
+            return OWN
         one = _cut(render(_called(1), tools, False), prompt)
     except MirrorError:
-        return own
+        return OWN
     found = _placed(one, 0)
     if found is None:
-        return own
+        return OWN
     opening, middle, rest = found[0].lstrip(), found[1], found[2]
     closing = _closing(rest, ends)
     if not opening or closing is None:
-        return own
+        return OWN
     try:
         separator = _separator(_cut(render(_called(2), tools, False), prompt), middle)
     except MirrorError:
         separator = None
     between = None if separator is None else _with_mark(separator)
-    return CallForm(opening, _with_mark(middle), between, _with_mark(closing), has_system=has_system)
+    return CallForm(opening, _with_mark(middle), between, _with_mark(closing))
 
 
 def told_plainly(messages: Messages, tools: Sequence[Mapping[str, Any]], form: CallForm) -> list[dict[str, Any]]:
@@ -135,7 +131,7 @@ def told_plainly(messages: Messages, tools: Sequence[Mapping[str, Any]], form: C
         else:
             found.append(dict(message))
     if tools:
-        _introduce(found, _introduction(tools, form), has_system=form.has_system)
+        _introduce(found, _introduction(tools, form))
     return [{key: value for key, value in message.items() if key != "is_result"} for message in found]
 
 
@@ -148,16 +144,13 @@ def _introduction(tools: Sequence[Mapping[str, Any]], form: CallForm) -> str:
     )
 
 
-def _introduce(messages: list[dict[str, Any]], text: str, *, has_system: bool) -> None:
+def _introduce(messages: list[dict[str, Any]], text: str) -> None:
     """Put a text where the model reads it first."""
-    role = "system" if has_system else "user"
-    place = next((place for place, message in enumerate(messages) if message["role"] == role), None)
+    place = next((place for place, message in enumerate(messages) if message["role"] == "system"), None)
     if place is None:
-        messages.insert(0, {"role": role, "content": text})
+        messages.insert(0, {"role": "system", "content": text})
     else:
-        given = _text(messages[place])
-        both = f"{given}\n\n{text}" if has_system else f"{text}\n\n{given}"
-        messages[place] = {**messages[place], "content": both}
+        messages[place] = {**messages[place], "content": f"{_text(messages[place])}\n\n{text}"}
 
 
 def _text(message: Mapping[str, Any]) -> str:
@@ -185,14 +178,6 @@ def _called(count: int) -> list[dict[str, Any]]:
     results = [{"role": "tool", "name": _NAMES[n], "tool_call_id": _IDS[n], "content": "It is so."} for n in numbers]
     said = {"role": "assistant", "content": "", "tool_calls": calls}
     return [_user(), said, *results, {"role": "assistant", "content": "So."}, _user()]
-
-
-def _is_taken(render: Render, messages: Messages) -> bool:
-    try:
-        render(messages, (), True)
-    except MirrorError:
-        return False
-    return True
 
 
 def _cut(text: str, prompt: str) -> str:

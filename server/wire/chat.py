@@ -227,7 +227,7 @@ class ChatRequest(FormedRequest):
     tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None

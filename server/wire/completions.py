@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag
 
 from mirrorsd.server.wire.chat import FormedRequest, Message, Tool
-from mirrorsd.server.wire.fields import TokenId, Wire
+from mirrorsd.server.wire.fields import JsonObject, TokenId, Wire
 
 _MOST_PROMPTS = Field(min_length=1, max_length=128)
 
@@ -64,4 +64,4 @@ class TemplateRequest(Wire):
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: JsonObject | None = None

@@ -164,7 +164,7 @@ def test_heads_are_bounded(serving: Running) -> None:
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "minLength": -5}}}},
         {"chat_template_kwargs": {"messages": "none"}},
-        {"chat_template_kwargs": {"x": {"nested": 1}}},
+        {"chat_template_kwargs": [1]},
         {"chat_template_kwargs": {"add_generation_prompt": False}},
     ],
     ids=lambda body: str(body)[:60],

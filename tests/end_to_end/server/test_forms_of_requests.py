@@ -52,7 +52,7 @@ def ask(running: Running, path: str, **more: Any) -> tuple[int, Any]:
         (CHAT, {"tools": [{"type": "function"}]}, "tools.0.function", "required"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, None, "schema"),
-        (CHAT, {"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a", "valid"),
+        (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs", "valid"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(

@@ -110,9 +110,10 @@ def test_a_form_is_read_out_of_a_template_else_it_is_ours(make: Callable[[str], 
     assert form_of(make(TEMPLATES[kind])) == FORMS.get(kind, OWN)
 
 
-def test_templates_without_system_messages_are_noticed(make: Callable[[str], BundleTokenizer]) -> None:
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + template("", "")
-    assert not form_of(make(refusing)).has_system
+def test_a_mark_is_whole_where_a_prompt_ends_with_another(make: Callable[[str], BundleTokenizer]) -> None:
+    """Templates of models that always think open `<think>`, and a history's turn begins with `<tool_call>`."""
+    thinking = template(each(TAGGED.removeprefix(LINE), LINE)).removesuffix("{% endif %}") + "<think>{% endif %}"
+    assert form_of(make(thinking)) == FORMS["in tags"]
 
 
 def written(form: CallForm, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
@@ -235,6 +236,17 @@ def test_a_system_message_keeps_its_words_and_may_be_none() -> None:
     both = told_plainly([{"role": "system", "content": "Be brief."}, *OPEN], tools, OWN)
     assert both[0]["content"].startswith("Be brief.\n\n")
     assert len(both) == 2
-    without = told_plainly(OPEN, tools, CallForm("<c>", "|", None, "</c>", is_own=True, has_system=False))
-    assert [message["role"] for message in without] == ["user"]
-    assert without[0]["content"].endswith("Is it wet?")
+
+
+def test_a_template_without_system_messages_tells_tools_too(make: Callable[[str], BundleTokenizer]) -> None:
+    refusing = make("{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}" + template("", ""))
+    assert form_of(refusing) == OWN
+    tools = [TOOLS[1].model_dump(exclude_none=True)]
+    text = refusing.render_chat(told_plainly(OPEN, tools, OWN))
+    assert text.startswith("<user>You can call") and text.endswith("Is it wet?<|end|><assistant>")
+
+
+def test_arguments_come_as_they_were_written(speak: Any) -> None:
+    form = FORMS["in tags"]
+    given = '{"a": 12345678901234567.25, "b": 1000000000000000000.000000000}'
+    assert [call.arguments for call in CallReader(form).push(form.written([("look", given)])).calls] == [given]

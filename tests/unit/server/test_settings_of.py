@@ -13,6 +13,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing said": ({}, {}, {}),
     "greedy": ({"temperature": 0.0}, {}, {"temperature": 0.0}),
     "a seed beside greedy": ({"temperature": 0.0, "seed": 5, "top_p": 0.5}, {}, {"temperature": 0.0}),
+    "too cold to be sampled": ({"temperature": 1e-8, "seed": 5}, {}, {"temperature": 0.0}),
     "a seed alone samples": ({"seed": 5}, {}, {"temperature": 1.0, "seed": 5}),
     "a checkpoint that samples": ({"seed": 5}, {"do_sample": True, "temperature": 0.6}, {"seed": 5}),
     "a negative seed": ({"seed": -2, "temperature": 1.0}, {}, {"temperature": 1.0, "seed": 2**64 - 2}),

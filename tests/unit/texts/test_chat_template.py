@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -209,11 +210,55 @@ def parts(*texts: str) -> list[dict[str, str]]:
         ("{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}", "one\ntwo"),
         ("{{ messages[0].content[0].text }}", "one"),
         ("{% for p in messages[0].content %}{{ p.text }}-{% endfor %}", "one-two-"),
-        ("{{ messages[0].content | tojson }}", '[{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]'),
+        ("{{ messages[0].content | tojson }}", '"one\\ntwo"'),
+        ("{{ messages[0].content | tojson(separators=(',', ':')) }}", '"one\\ntwo"'),
     ],
 )
 def test_parts_reach_templates_that_write_them_all(make: Make, template: str, told: str) -> None:
     assert make(template).render_chat([{"role": "user", "content": parts("one", "two")}]) == told
+
+
+def test_no_parts_at_all_are_an_empty_text(make: Make) -> None:
+    said = [{"role": "user", "content": []}, {"role": "user", "content": "a"}]
+    assert make("{{ messages[0].content }}|{{ messages[1].content }}").render_chat(said) == "|a"
+
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+SHORT_IDS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('nine letters') }}{% endif %}<{{ c.id }}>{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+)
+ONE_TEXT = (
+    "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "[{{ m.thinking }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_system_message_that_a_template_refuses_is_told_by_the_user(make: Make) -> None:
+    """Every editor sends one, and Gemma 2 has none."""
+    said = [{"role": "system", "content": "S"}, {"role": "system", "content": parts("T")}, USER]
+    said += [{"role": "assistant", "content": "b"}, {"role": "system", "content": "U"}]
+    assert make(NO_SYSTEM).render_chat(said) == "[user]S\n\nT\n\na[assistant]b[user]U"
+    assert make(NO_SYSTEM).render_chat([*said[:1], *said[3:4]]) == "[user]S[assistant]b"
+    with pytest.raises(GenerationError, match="tools are refused"):
+        make("{{ raise_exception('tools are refused') }}").render_chat(said)
+
+
+def test_ids_that_a_template_refuses_become_short_and_stay_pairs(make: Make) -> None:
+    said = [{**message, "tool_call_id": "call_1"} for message in asking({})]
+    calls = [call({}) | {"id": "call_1"}, call({}) | {"id": "abcdefgh9"}]
+    said[1] = {"role": "assistant", "content": "", "tool_calls": calls}
+    written = make(SHORT_IDS).render_chat(said)
+    found = re.fullmatch(r"(\w{9})<(\w{9})><abcdefgh9>(\w{9})", written)
+    assert found is not None and len({*found.groups()}) == 1
+
+
+def test_thoughts_that_a_template_refuses_beside_a_text_and_calls_are_said(make: Make) -> None:
+    said = [USER, {"role": "assistant", "content": "b", "reasoning_content": "t", "tool_calls": [call({})]}]
+    assert make(ONE_TEXT).render_chat(said) == "[]a[]t\n\nb"
 
 
 def test_what_parts_say_does_not_decide(make: Make) -> None:

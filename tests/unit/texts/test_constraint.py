@@ -13,18 +13,19 @@ from mirrorsd.texts.constraint import Constraint, ConstraintCompiler
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 VOCAB, CONTEXT = 261, 512
-END, AB, ABC = 256, 257, 258
+END, AB, ABC, THINK = 256, 257, 258, 259
 
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> ConstraintCompiler:
-    """All single bytes (ids in the order of the byte-level alphabet), an end, and the words `ab` and `abc`."""
+    """All single bytes (ids in the order of the byte-level alphabet), an end, the words `ab` and `abc`, and a mark."""
     folder = tmp_path_factory.mktemp("bundle")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {letter: place for place, letter in enumerate(letters)} | {"ab": AB, "abc": ABC}
     tokenizer = Tokenizer(models.BPE({**words, "<end>": END}, [("a", "b"), ("ab", "c")]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_tokens(["<think>"])
     (folder / "tokenizer").mkdir()
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
     return ConstraintCompiler(BundleTokenizer(folder), VOCAB, (END,), CONTEXT)
@@ -46,6 +47,16 @@ def allowed(constraint: Constraint) -> set[int]:
 
 def test_a_text_without_a_form_has_no_constraint(compiler: ConstraintCompiler) -> None:
     assert compiler.compile(GenerationConfig()) is None
+
+
+def test_a_mark_that_is_shown_is_text(compiler: ConstraintCompiler) -> None:
+    """Qwen's `<think>` and `<tool_call>` are added tokens, and not special."""
+    constraint = constraint_of(compiler, regex="(?s:.*)")
+    assert {THINK, AB, END} <= allowed(constraint)
+    constraint = constraint_of(compiler, regex="<think>x|<end>")
+    assert allowed(constraint) == {THINK, ids_of(compiler, "<")[0]}
+    constraint.advance(THINK)
+    assert allowed(constraint) == set(ids_of(compiler, "x"))
 
 
 def test_the_state_follows_the_chosen_tokens_to_the_end(compiler: ConstraintCompiler) -> None:
