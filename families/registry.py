@@ -344,12 +344,15 @@ def most_positions(config: Mapping[str, Any]) -> int:
     """Positions that a completed config was made for.
 
     Long rope uses one set of tables up to the length that the model was first trained on and another beyond it, which
-    would have to change in the middle of a text: only the first set is exported.
+    would have to change in the middle of a text: only the first set is exported. YaRN, which a config may have beside
+    the length that the model was trained on, stretches that.
     """
     limit = int(config["max_position_embeddings"])
     rope = config.get("rope_parameters") or {}
     if "longrope" in _rope_kinds(rope):
         limit = min(limit, int(rope["original_max_position_embeddings"]))
+    elif rope.get("rope_type") == "yarn":
+        limit = max(limit, int(rope["factor"] * rope["original_max_position_embeddings"]))
     return limit
 
 

@@ -29,6 +29,7 @@ _WEIGHTS, _INDEX_END = "model.safetensors", ".index.json"
 _NAMED_WEIGHTS = "transformers_weights"
 _OTHER_CONFIGS = "configuration_files"
 _ADAPTER = "adapter_config.json"
+_WRITES_TOKENIZER = "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 _DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _HELD = ("num_hidden_layers", "n_layer", "num_experts", "num_local_experts")
 """Of each of these there is a tensor at least."""
@@ -132,6 +133,7 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
         raise ExportError(
             f"the {role} {path} is not a folder; give a local folder with config.json and *.safetensors, or a GGUF file"
         )
+    _refuse_others(path, role)
     written = _read_config(path, role)
     files = _weight_files(path, role, written)
     mixture = FAMILIES[str(written["model_type"])].mixture
@@ -197,8 +199,9 @@ def read_json(path: Path, role: str) -> dict[str, Any]:
         ExportError: missing, or not a JSON object.
     """
     if not path.is_file():
+        todo = f": write it with {_WRITES_TOKENIZER}" if path.name == "tokenizer.json" else ""
         raise ExportError(
-            f"the {role}'s folder {path.parent} has no {path.name}: not a complete Hugging Face checkpoint"
+            f"the {role}'s folder {path.parent} has no {path.name}: not a complete Hugging Face checkpoint{todo}"
         )
     try:
         document = parse_json(read_text(path))
@@ -270,10 +273,8 @@ def _weight_files(folder: Path, role: Role, config: Mapping[str, Any]) -> list[P
     That is the file that config.json names, else `model.safetensors`, else the shards of the index.
 
     Raises:
-        ExportError: none of them is there, an index is damaged or names what is not there, or something beside them
-            would change the weights.
+        ExportError: none of them is there, or an index is damaged or names what is not there.
     """
-    _refuse_others(folder, role)
     named = config.get(_NAMED_WEIGHTS)
     if named is not None and not (isinstance(named, str) and named.endswith((".safetensors", _INDEX_END))):
         raise ExportError(
@@ -306,8 +307,8 @@ def _refuse_others(folder: Path, role: Role) -> None:
             )
     if (folder / _ADAPTER).is_file():
         raise ExportError(
-            f"the {role} {folder} holds {_ADAPTER}: transformers adds that adapter to the weights where peft is "
-            "installed. Merge it (merge_and_unload) and save the model, or move the adapter away"
+            f"the {role} {folder} holds {_ADAPTER}: an adapter, which transformers adds to a model's weights where "
+            "peft is installed. Merge it (merge_and_unload) and save the model, or move the adapter away"
         )
 
 

@@ -30,7 +30,7 @@ def check_compatible(target: Checkpoint, draft: Checkpoint) -> None:
     if ends[0] != ends[1] and not ends[0] & ends[1]:
         raise _refusal(f"the target ends a text with ids {list(target.eos_ids)}, the draft with {list(draft.eos_ids)}")
     begins = [checkpoint.token_id("bos_token_id") for checkpoint in (target, draft)]
-    if begins[0] != begins[1]:
+    if None not in begins and begins[0] != begins[1]:
         raise _refusal(f"the target begins a text with id {begins[0]}, the draft with {begins[1]}")
 
 

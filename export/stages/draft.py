@@ -69,7 +69,7 @@ class DraftStage(nn.Module):
         self.lm_head = parts.lm_head
         self.logit_scale = parts.logit_scale
         dtype = parts.lm_head.weight.dtype
-        self.rotary = RotaryTables(parts, range(shape.num_layers), context + shape.num_streams, dtype)
+        self.rotary = RotaryTables(parts, range(shape.num_layers), context, dtype, shape.num_streams)
         self.num_groups = parts.num_heads // shape.num_kv_heads
         self.layers = [self._layer(parts, contract, number) for number in range(shape.num_layers)]
         if streams is not None:

@@ -58,10 +58,10 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def joined_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with one system message where several begin it, as agents send: many templates take or write only one.
+    r"""The same with one system message where several begin it, as agents send: many templates take or write only one.
 
     >>> joined_systems([{"role": "system", "content": "Be kind."}, {"role": "system", "content": "Be brief."}])
-    [{'role': 'system', 'content': 'Be kind.\\n\\nBe brief.'}]
+    [{'role': 'system', 'content': 'Be kind.\n\nBe brief.'}]
     """
     first = list(takewhile(lambda message: message["role"] == "system", messages))
     if len(first) < 2:

@@ -39,8 +39,9 @@ _LARGEST_DIVISOR = 100_000
 def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
     """What every request says about its text; `defaults` are the checkpoint's own, or a chat's.
 
-    A text is greedy with temperature 0, and below any that the runtime samples at. Without one it is sampled if the defaults say so, or if the request speaks
-    of sampling: then at temperature 1, OpenAI's default. A seed beside temperature 0 changes nothing and is left out.
+    A text is greedy with temperature 0, and below any that the runtime samples at. Without one it is sampled if the
+    defaults say so, or if the request speaks of sampling: then at temperature 1, OpenAI's default. A seed beside
+    temperature 0 changes nothing and is left out.
     """
     found: Settings = {"method": body.method, "ignore_eos": body.ignore_eos}
     if body.repetition_penalty is not None:

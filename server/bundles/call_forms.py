@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs.errors import MirrorError
@@ -185,9 +184,9 @@ def _cut(text: str, prompt: str) -> str:
 
     A mark is not cut apart: of `<think>` that a prompt ends with and `<tool_call>` in its place, nothing is common.
     """
-    same = commonprefix([text, prompt])
-    begun = re.search(r"[<\[][^<>\[\]\s]*$", same)
-    return text[begun.start() if begun else len(same) :]
+    same = next((place for place, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(prompt))
+    begun = re.search(r"[<\[][^<>\[\]\s]*$", text[:same])
+    return text[begun.start() if begun else same :]
 
 
 def _placed(text: str, number: int) -> tuple[str, str, str] | None:

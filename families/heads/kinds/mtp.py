@@ -28,7 +28,6 @@ _OWN_NAMES = {
     "pre_fc_norm_hidden.weight": "hidden_norm.weight",
 }
 _NORM = "norm.weight"
-_ROPE = ("rope_type", "rope_theta", "partial_rotary_factor")
 
 
 def mtp_config(target: Mapping[str, Any]) -> HeadConfig:
@@ -47,7 +46,7 @@ def mtp_config(target: Mapping[str, Any]) -> HeadConfig:
         head_dim=int(target["head_dim"]),
         intermediate_size=int(target["intermediate_size"]),
         rms_norm_eps=float(target.get("rms_norm_eps", 1e-6)),
-        rope={name: rope[name] for name in _ROPE if name in rope},
+        rope={name: value for name, value in rope.items() if not name.startswith("mrope_")},
         max_positions=int(target["max_position_embeddings"]),
         qk_norm=True,
         attention_bias=bool(target.get("attention_bias", False)),

@@ -43,9 +43,13 @@ def stored() -> dict[str, Tensor]:
     return {name: torch.randn_like(tensor) * 0.2 for name, tensor in own.items()}
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
 @torch.no_grad()
-def test_a_pass_is_that_of_the_family(stored: dict[str, Tensor]) -> None:
-    config: Any = CONFIG_MAPPING["qwen3_5_text"](**SIZES)
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {**YARN, "mrope_section": [2, 1, 1]}}], ids=["usual", "yarn"])
+def test_a_pass_is_that_of_the_family(stored: dict[str, Tensor], rope: dict[str, Any]) -> None:
+    config: Any = CONFIG_MAPPING["qwen3_5_text"](**SIZES, **rope)
     config._attn_implementation = "eager"
     network = build_head(mtp_config(config.to_dict()))
     assert isinstance(network, Eagle3Network)

@@ -37,6 +37,15 @@ def test_long_rope_ends_where_its_tables_change() -> None:
     assert most_positions(completed(LONG_ROPE | {"rope_scaling": None})) == 1024
 
 
+def test_yarn_reaches_beyond_the_length_that_was_trained() -> None:
+    """Published pages say: add these entries, and leave the length as it is."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = {"model_type": "qwen3", "max_position_embeddings": 40960, "rope_scaling": rope}
+    assert most_positions(completed(config)) == 131072
+    assert most_positions(completed(config | {"rope_scaling": None})) == 40960
+    assert most_positions(completed(config | {"max_position_embeddings": 262144})) == 262144
+
+
 @pytest.mark.parametrize(
     ("config", "window"),
     [

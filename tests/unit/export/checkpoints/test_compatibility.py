@@ -88,12 +88,17 @@ def test_a_different_tokenizer_is_refused(tmp_path: Path, path: tuple[str, ...],
     [
         ({"vocab_size": 133}, "the target has 4 token ids, the draft 133"),
         ({"eos_token_id": 2}, r"ends a text with ids \[3\], the draft with \[2\]"),
-        ({"bos_token_id": None}, "begins a text with id 0, the draft with None"),
+        ({"bos_token_id": 2}, "begins a text with id 0, the draft with 2"),
     ],
 )
 def test_other_sizes_or_special_tokens_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         check_compatible(*_pair(tmp_path, TOKENIZER, **config))
+
+
+def test_a_draft_may_name_no_first_token(tmp_path: Path) -> None:
+    """It reads the ids that the target's tokenizer has made: Qwen3-Coder names none, Qwen3 one."""
+    check_compatible(*_pair(tmp_path, TOKENIZER, bos_token_id=None))
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -273,11 +273,14 @@ def test_a_weight_that_is_no_float_is_refused(folder: Path, kind: torch.dtype) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adapter_config.json", "transformers adds that adapter to the weights"),
+        ("adapter_config.json", "an adapter, which transformers adds to a model's weights"),
         ("shard-00001-model-00001-of-00002.safetensors", "a shard of distributed training"),
     ],
 )
 def test_files_that_would_change_the_weights_are_refused(folder: Path, name: str, message: str) -> None:
     (folder / name).write_bytes(b"{}")
+    with pytest.raises(ExportError, match=message):
+        open_checkpoint(folder, "target")
+    (folder / "config.json").unlink()  # as peft saves an adapter
     with pytest.raises(ExportError, match=message):
         open_checkpoint(folder, "target")

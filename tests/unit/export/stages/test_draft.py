@@ -1,6 +1,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage, stream_bias
 from mirrorsd.families.registry import parts_of
@@ -26,6 +27,26 @@ def test_streams_see_their_row_s_view_their_row_and_earlier_streams_of_it() -> N
 def test_a_stream_sees_its_own_row_even_where_the_mask_hides_it() -> None:
     mask = torch.full((1, 1, 1, 3), MASKED)
     assert (stream_bias(mask, torch.tensor([0]), 1)[0, 0, 1] == 0).tolist() == [False, False, True, True]
+
+
+def test_streams_behind_the_last_position_do_not_rescale_all_others() -> None:
+    """Dynamic and long rope turn by the length of what they are asked for."""
+    sizes = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    config = LlamaConfig(num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    plain = {"num_layers": 1, "vocab_size": 20, "num_kv_heads": 2, "head_dim": 16, "num_candidates": 4}
+
+    def table(num_streams: int) -> torch.Tensor:
+        shape = DraftShape(num_streams=num_streams, **plain)
+        streams = Streams(embeddings=torch.zeros(num_streams, 32), num_stream_layers=1) if num_streams else None
+        contract = draft_contract(shape)
+        stage = DraftStage(parts_of(model), contract, shape, streams=streams, context=64, num_input_ids=20)
+        found: torch.Tensor = stage.rotary.cos_table
+        return found
+
+    torch.testing.assert_close(table(2)[:64], table(0), rtol=0, atol=0)
+    assert len(table(2)) == 66
 
 
 def test_ids_that_the_draft_lacks_are_read_as_its_last_one() -> None:
