@@ -68,9 +68,17 @@ class Kept:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for mirrorsd, which need not exist; `MIRRORSD_CACHE` names another."""
-    given = os.environ.get(VARIABLE)
-    return Path(given).absolute() if given else platformdirs.user_cache_path("mirrorsd", appauthor=False)
+    """The user's cache folder for mirrorsd, which need not exist; `MIRRORSD_CACHE` names another.
+
+    Raises:
+        ConfigError: the user has no home, and the variable names no folder.
+    """
+    if given := os.environ.get(VARIABLE):
+        return Path(given).absolute()
+    try:
+        return platformdirs.user_cache_path("mirrorsd", appauthor=False)
+    except RuntimeError as error:
+        raise ConfigError(f"There is no folder for what is kept ({error}): set {VARIABLE} to one.") from error
 
 
 def fetched_folder() -> Path:

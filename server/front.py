@@ -35,7 +35,8 @@ _OWN_HEADERS = frozenset(
 """Of a request: between two machines only, or checked by the front already."""
 _UNKNOWN_FIELDS = "x-mirrorsd-unknown-fields"
 _PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", _UNKNOWN_FIELDS)
-_PASSED_BACK_BY_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
+_OF_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
+_OF_ORIGINS = ("cross-origin-opener-policy", "cross-origin-resource-policy")
 _ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
 """Answers of one server that may be otherwise at another."""
 _MOST_DIFFERENT = 8
@@ -97,7 +98,8 @@ class Passage:
         if self.is_text:
             headers.append((HEADER.encode(), json.dumps(self._known).encode()))
         url = server + (path.partition(b"?")[0] + query).decode("latin-1")
-        return client.build_request(scope["method"], url, headers=headers, content=self._content())
+        plainly = (b"accept-encoding", b"identity")
+        return client.build_request(scope["method"], url, headers=[*headers, plainly], content=self._content())
 
     def _content(self) -> bytes:
         """The client's body, and behind an answer's beginning what it goes on from."""
@@ -114,9 +116,8 @@ class Passage:
     async def pass_whole(self, answer: httpx2.Response) -> None:
         """Pass on an answer that is no text."""
         body = await answer.aread()
-        headers = {
-            name: answer.headers[name] for name in (*_PASSED_BACK, *_PASSED_BACK_BY_PAGES) if name in answer.headers
-        }
+        names = (*_PASSED_BACK, *_OF_PAGES, *_OF_ORIGINS)
+        headers = {name: answer.headers[name] for name in names if name in answer.headers}
         await self.exchange.whole(body, headers, answer.status_code)
 
     async def pass_kept(self, answer: httpx2.Response) -> None:

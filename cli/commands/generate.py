@@ -55,6 +55,8 @@ def generate(
         options.refuse_beside("in the chat that a missing PROMPT opens", context, *_OF_ONE_TEXT)
         open_chat(context, bundle, method=method, device_map=device_map, layout=layout, **asked)
         return
+    if messages is not None:
+        options.refuse_beside("with --messages, which the chat template writes", context, "is_raw")
     end_on_ctrl_c()
     check_writable("--trace", trace)
     request = read_request(prompt, messages, is_chat=not is_raw and has_chat_template(bundle))

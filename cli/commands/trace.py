@@ -30,6 +30,8 @@ def trace(
     picture = output or file.with_suffix(".html")
     if picture.suffix not in (".html", ".svg"):
         raise ConfigError(f"{picture} ends in {picture.suffix or 'nothing'!r}; give a name that ends in .html or .svg.")
+    if picture.resolve() == file.resolve():
+        raise ConfigError(f"{picture} is the trace itself; give the picture another name with --output.")
     check_writable("--output", picture)
     begin = max(0.0, whole.length_ms / 2) if start_ms is None else start_ms
     if not begin < whole.length_ms:

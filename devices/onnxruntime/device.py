@@ -63,9 +63,10 @@ class OnnxDevice:
         """Open a stage; an exit goes into the second queue. One that was `rewritten` has its weights beside `path`.
 
         Raises:
-            BundleError: the file is missing or damaged.
+            BundleError: the file is missing or damaged, or its folder's name is none that the runtime reads.
             DeviceError: the provider does not take it, or part of it would run elsewhere.
         """
+        _check_name(path)
         if self.placement.provider not in ort.get_available_providers():
             raise DeviceError(
                 f"This installation of ONNX Runtime has no {self.placement.provider}, only "
@@ -163,6 +164,14 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
             f"{asked} does not take all of {file}: {', '.join(elsewhere)}. Nothing was run, and nothing is moved to "
             "another device silently. Choose another device map (`mirrorsd devices`)."
         )
+
+
+def _check_name(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        name = str(path.parent).encode("ascii", "backslashreplace").decode()
+        raise BundleError(f"{name} is no name in UTF-8, which ONNX Runtime needs: rename that folder.") from None
 
 
 def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.user_cache import check_writable
+from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.machine.tuning.search import SECONDS, Advance, Prompt, Silent, find_settings
 from mirrorsd.runtime.tuned import Tuned
 from mirrorsd.texts.config import CancelToken
@@ -52,7 +55,7 @@ def tune(
     Takes memory for the models, and time that it measures: what else runs a bundle should be idle meanwhile.
 
     Args:
-        bundle: the bundle's folder.
+        bundle: a folder, or what else `MirrorPipeline.load` takes.
         texts: prompts or conversations like those that will come; a few built-in ones by default.
         device_map: name of a card, path of a card, or `auto`.
         max_new_tokens: most tokens of a text.
@@ -61,9 +64,12 @@ def tune(
         on_progress: told what is being measured, and what share of it is done.
 
     Raises:
-        BundleError, ConfigError, DeviceError: as `MirrorPipeline.load`.
+        BundleError, ConfigError, DeviceError: as `MirrorPipeline.load`; or nothing can be kept here.
     """
-    folder = Path(bundle)
+    if isinstance(texts, str):
+        raise ConfigError(f"texts is {texts!r}; expected a list of prompts or conversations.")
+    folder = bundle_folder(bundle).absolute()
+    check_writable(folder)
     chosen = _built_in(folder) if texts is None else texts
     listener = AsShares(on_progress) if on_progress else None
     found = find_settings(

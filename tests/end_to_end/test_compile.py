@@ -28,6 +28,11 @@ def test_every_shape_passes_through_the_npu_wrapper(tiny_bundle: Path, capsys: p
     assert all(shape["is_from_disk"] for shape in json.loads(capsys.readouterr().out)["shapes"])
 
 
+def test_a_processor_keeps_what_an_npu_could_not_take(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compile", str(tiny_bundle), "--device-map", "openvino-cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_fine"]
+
+
 def test_a_draft_that_says_something_else_is_refused(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,18 @@ def test_text_that_outgrows_a_draft_capacity_stays_exact(pipe: MirrorPipeline) -
     assert pipe.generate(PROMPT, **settings, method="mirror").token_ids == expected.token_ids
 
 
+def test_a_program_may_change_its_folder(tiny_bundle: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes of the draft are opened as texts need them, and what is learned is kept at the end."""
+    monkeypatch.chdir(tiny_bundle.parent)
+    with MirrorPipeline.load(tiny_bundle.name, device_map="cpu", speculation=EXACT) as pipe:
+        monkeypatch.chdir("/")
+        found = pipe.generate(PROMPT, max_new_tokens=400, ignore_eos=True, method="mirror")
+        assert found.stats.warnings == []
+        several = pipe.generate_several(2, PROMPT, max_new_tokens=8)
+        assert several[0].token_ids == several[1].token_ids
+        assert pipe.engine.target_worker.company is not None
+
+
 def test_a_trace_is_written(pipe: MirrorPipeline, tmp_path: Path) -> None:
     result = pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True, method="mirror")
     result.write_trace(tmp_path / "trace.json")
@@ -206,6 +218,14 @@ def test_a_bundle_is_tuned_for_later_loads(tiny_bundle: Path, own_cache: Path) -
     assert {share for _, share in shares} >= {0.0, 1.0}
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         assert "speculation: tuned on this machine" in pipe.placement
+
+
+def test_nothing_is_measured_that_cannot_be_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="expected a list of prompts"):
+        mirrorsd.tune(tiny_bundle, "Once upon a time")
+    monkeypatch.setenv("MIRRORSD_CACHE", "/proc/nowhere")
+    with pytest.raises(ConfigError, match=r"cannot be written into .*MIRRORSD_CACHE"):
+        mirrorsd.tune(tiny_bundle, device_map="cpu")
 
 
 def test_what_a_row_costs_is_known_at_load(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

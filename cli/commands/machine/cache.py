@@ -14,7 +14,7 @@ from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import VARIABLE, Kept, cache_folder, clear, list_kept
-from mirrorsd.hub.bundles import fetched_as, fetched_bundles, forget, unfinished
+from mirrorsd.hub.bundles import Fetched, fetched_as, fetched_bundles, forget, unfinished
 
 app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
 
@@ -62,7 +62,7 @@ def clear_cache(
 ) -> None:
     """Delete what is kept; the next load makes it again. What was tuned, learned or fetched stays unless asked for."""
     chosen = [one for one in list_kept() if one.is_orphan or not orphans]
-    gone = fetched_bundles() if fetched and bundle is None else [] if bundle is None else fetched_as(bundle)
+    gone = fetched_bundles() if fetched and bundle is None else [] if bundle is None else _fetched(bundle)
     if bundle is not None:
         places = {Path(bundle).resolve(), *(one.folder for one in gone)}
         chosen = [one for one in chosen if places & set(one.bundles)]
@@ -71,6 +71,11 @@ def clear_cache(
     freed = sum(clear(one, with_tuned=tuned or one.is_orphan) for one in chosen)
     freed += sum(forget(folder) for folder in (*(one.folder for one in gone), *(unfinished() if fetched else ())))
     print(f"deleted {readable_size(freed)} of {max(len(chosen), len(gone))} bundle(s) in {cache_folder()}")
+
+
+def _fetched(bundle: str) -> list[Fetched]:
+    """What was fetched by this reference; an archive is known by its whole path."""
+    return fetched_as(bundle) or fetched_as(str(Path(bundle).resolve()))
 
 
 def _name(kept: Kept) -> str:

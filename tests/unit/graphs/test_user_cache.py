@@ -52,6 +52,16 @@ def test_a_place_that_cannot_be_written_is_said_once(
         user_cache.check_writable(tmp_path / "b.mirror")
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("MIRRORSD_CACHE")
+    monkeypatch.setattr(user_cache.platformdirs, "user_cache_path", refuse)
+    with pytest.raises(ConfigError, match=r"no folder .*home directory\): set MIRRORSD_CACHE to one"):
+        cache_folder()
+
+
 def test_a_full_disk_is_said_before_the_work(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.BytesIO):
         def write(self, _: object) -> int:

@@ -9,6 +9,8 @@ import pytest
 from mirrorsd.cli.application import run
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.user_cache import COMPILED, folder_of
+from mirrorsd.hub.archives import write_archive
+from mirrorsd.hub.bundles import bundle_folder
 
 
 @pytest.fixture
@@ -48,6 +50,18 @@ def test_clear_spares_what_was_tuned(kept: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in kept.iterdir()] == ["tuned-cpu.json"]
     assert run(["cache", "clear", "--tuned"]) == 0
     assert not kept.exists()
+
+
+def test_an_archive_is_found_by_the_name_that_was_typed(
+    bundle: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = bundle.parent / "tiny.zip"
+    with archive.open("wb") as stream:
+        write_archive(stream, {p.relative_to(bundle).as_posix(): p for p in bundle.rglob("*") if p.is_file()})
+    monkeypatch.chdir(archive.parent)
+    folder = bundle_folder("tiny.zip")
+    assert run(["cache", "clear", "tiny.zip"]) == 0
+    assert "of 1 bundle(s)" in capsys.readouterr().out and not folder.exists()
 
 
 def test_only_what_was_named_is_cleared(

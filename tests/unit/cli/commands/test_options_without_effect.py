@@ -21,6 +21,7 @@ class Typing(io.StringIO):
         ["generate", "BUNDLE", "--trace", "out.json"],
         ["generate", "BUNDLE", "--max-new-tokens", "5"],
         ["generate", "BUNDLE", "--raw"],
+        ["generate", "BUNDLE", "--messages", "chat.json", "--raw"],
         ["simulate", "RECORDING", "--seed", "3"],
         ["simulate", "RECORDING", "--record", "out.npz"],
         ["simulate", "RECORDING", "--host-ms", "1"],

@@ -39,6 +39,13 @@ def test_figures_are_those_of_the_spans(trace_file: Path) -> None:
     ]
 
 
+def test_a_picture_does_not_take_the_place_of_its_trace(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = trace_file.rename(trace_file.with_suffix(".html"))
+    assert run(["trace", str(named)]) == 2
+    assert "give the picture another name" in capsys.readouterr().err
+    assert read_trace(named).length_ms > 0
+
+
 @pytest.mark.parametrize("ending", ["html", "svg"])
 def test_pictures_are_drawn_by_one_hand(trace_file: Path, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"out.{ending}"
