@@ -19,6 +19,7 @@ from jinja2.utils import Namespace
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
+from mirrorsd.texts.channels import CHANNEL, with_thoughts_apart
 from mirrorsd.texts.messages import Conversation, forms, places_in_parts, with_joined_parts
 
 TEMPLATE_NAME = "chat_template"
@@ -83,7 +84,10 @@ class ChatTemplate:
             ConfigError: see `name`.
             GenerationError: the template refuses every form, or does not write a last message that is continued.
         """
-        template = self._compiled[self.name(variables)]
+        name = self.name(variables)
+        template = self._compiled[name]
+        if CHANNEL in self.texts[name]:
+            messages = with_thoughts_apart(messages)
         told = {name: value for name, value in variables.items() if name != TEMPLATE_NAME}
         if is_continued:
             return _continued(template, messages, told)

@@ -15,7 +15,7 @@ And when a text is over: end-of-sequence ids, stop strings, the token limit.
 import re
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
@@ -26,6 +26,16 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_HELD = 8
 _MOST_PARTS = 4
 """Bytes of a character, so the most tokens that one is split over."""
+
+
+class TokenDecoder(Protocol):
+    """Turns the tokens of a stream into text."""
+
+    def push(self, token: int) -> str:
+        """The text that is certain with this token."""
+
+    def finish(self) -> str:
+        """What is left at the end."""
 
 
 class IncrementalDecoder:
@@ -143,7 +153,7 @@ class Piece(NamedTuple):
 class StopWatch:
     """Follows the produced tokens of one request, holds back text that may turn out to be a stop string."""
 
-    def __init__(self, config: GenerationConfig, eos_ids: tuple[int, ...], decoder: IncrementalDecoder) -> None:
+    def __init__(self, config: GenerationConfig, eos_ids: tuple[int, ...], decoder: TokenDecoder) -> None:
         self._eos_ids = frozenset() if config.ignore_eos else frozenset(eos_ids)
         self._stop_ids = frozenset(config.stop_token_ids)
         self._stop_strings = config.stop_strings

@@ -16,9 +16,10 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
+from mirrorsd.texts.channels import ChannelDecoder, has_channels
 from mirrorsd.texts.messages import Message, plain_value, read_messages
 from mirrorsd.texts.setting_rules import shown
-from mirrorsd.texts.shown_text import BYTE_TOKEN, IncrementalDecoder
+from mirrorsd.texts.shown_text import BYTE_TOKEN, IncrementalDecoder, TokenDecoder
 
 if TYPE_CHECKING:
     from mirrorsd.texts.chat_template import ChatTemplate
@@ -170,9 +171,11 @@ class BundleTokenizer:
         """Text of the ids, special tokens left out or not."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def decoder(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+    def decoder(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenDecoder:
         """A decoder for a stream of tokens that goes on after the ids `prompt`."""
-        return IncrementalDecoder(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        decoder = IncrementalDecoder(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        special_tokens = self.special_tokens if skip_special_tokens else {}
+        return ChannelDecoder(decoder, special_tokens, prompt) if has_channels(special_tokens) else decoder
 
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to a text, in UTF-8: of a character split over tokens its own part.

@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.server.answers.call_grammar import answer_in_channels, call_grammar, pattern_of
 from mirrorsd.server.answers.settings_of import Settings, check_schema
-from mirrorsd.server.bundles.call_forms import ID_LENGTH, ID_MARK, CallForm, Speech, told_plainly
+from mirrorsd.server.bundles.call_forms import ID_LENGTH, CallForm, Speech, told_plainly
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import Tool
-from mirrorsd.texts.finite_schema import finite_schema
 
-_AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
-"""For llguidance: arguments as `json.dumps` and templates write them, with and without spaces."""
-_ID = f"[A-Za-z0-9]{{{ID_LENGTH}}}"
 _NAME = r"([A-Za-z0-9_.:/-]{1,128})"
 
 
@@ -73,8 +70,8 @@ class CallReader(Reader):
         self._form = form
         self._ids = (derived_name(name or uuid4().hex, number)[:ID_LENGTH] for number in count())
         self._hidden = re.compile("|".join(map(re.escape, specials)) or "(?!)")
-        self._name = re.compile(_NAME + _pattern(form.middle))
-        self._ends = [re.compile(_pattern(text)) for text in (form.separator, form.closing) if text is not None]
+        self._name = re.compile(_NAME + pattern_of(form.middle))
+        self._ends = [re.compile(pattern_of(text)) for text in (form.separator, form.closing) if text is not None]
         self._held, self._begun = "", ""
         self._is_call = self._has_shown = self._has_called = False
 
@@ -254,7 +251,7 @@ async def plan(
     """
     check_wish(wish, limits)
     has_called = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-    if not wish.tools and not has_called:
+    if not wish.tools and not has_called and "json_schema" not in settings:
         return ToolPlan()
     if wish.wants_call:
         if settings.get("ignore_eos"):
@@ -274,7 +271,8 @@ def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -
     """What tools demand of the text; `answer` is the schema that it has where it is no call, None where it is free."""
     form = speech.form
     if not wish.wants_call:
-        return ToolPlan(form)
+        is_behind_thoughts = form.is_in_channels and answer is not None
+        return ToolPlan(form, grammar=answer_in_channels(answer, speech) if is_behind_thoughts else None)
     documents = [tool.model_dump(exclude_none=True) for tool in wish.tools]
     wanted = [tool for tool in wish.tools if wish.names is None or tool.function.name in wish.names]
     is_usual = wish.is_free and not form.is_own  # a model that was trained for tools ends its calls by itself
@@ -284,88 +282,6 @@ def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -
     is_special = any(text in parts for text in speech.specials)
     grammar = call_grammar(wanted, speech, most=most, is_free=wish.is_free, answer=answer)
     return ToolPlan(form, documents, grammar, speech.specials if is_special else None)
-
-
-def call_grammar(
-    tools: Sequence[Tool], speech: Speech, *, most: int = 1, is_free: bool = False, answer: Any = None
-) -> str:
-    """A grammar in Lark's notation: calls of these tools, or text in which they may begin.
-
-    Args:
-        tools: of which one must be called.
-        speech: of the bundle.
-        most: calls in one answer.
-        is_free: text may come before the calls, or instead of them.
-        answer: the schema of a text without calls.
-    """
-    form, specials = speech.form, speech.specials
-    rules = [f"call_id: /{_ID}/"]
-    for number, tool in enumerate(tools):
-        parameters, is_strict = tool.function.parameters or {"type": "object"}, bool(tool.function.strict)
-        schema = finite_schema(parameters, speech.context, is_strict=is_strict)
-        if isinstance(schema, dict):
-            schema = {
-                **schema,
-                "x-guidance": {**schema.get("x-guidance", {}), "whitespace_pattern": None, **_AS_WRITTEN},
-            }
-        name = json.dumps(tool.function.name)
-        rules.append(f"call_{number}: {name} {_spelled(form.middle, specials)} %json {json.dumps(schema)}")
-    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
-    more = (
-        f"({_spelled(form.separator, specials)} call){{0,{most - 1}}}"
-        if form.separator is not None and most > 1
-        else ""
-    )
-    tail = f"call {more} {_spelled(form.closing, specials)}"
-    if not is_free:
-        return _grammar([f"start: {_spelled(form.opening, specials)} {tail}", *rules])
-    if answer is not None:
-        schema = json.dumps(finite_schema(answer, speech.context))
-        return _grammar(
-            [f"start: answer | {_spelled(form.opening, specials)} {tail}", f"answer: %json {schema}", *rules]
-        )
-    return _grammar([*_free_start(form, speech, tail), *rules])
-
-
-def _grammar(rules: Sequence[str]) -> str:
-    return "\n".join(["%llguidance {}", *rules, ""])
-
-
-def _free_start(form: CallForm, speech: Speech, tail: str) -> list[str]:
-    """Rules of a text in which calls may begin: anywhere with their mark, or at the beginning where they have none."""
-    marker, specials = form.marker, speech.specials
-    used = {specials[marker]} if marker in specials else set()
-    others = sorted(set(specials.values()) - set(speech.eos_ids) - used)
-    other = [f"other: <[{','.join(map(str, others))}]>"] if others else []
-    lead = "(TEXT? other)*" if others else ""
-    rest = f"{_spelled(form.opening[len(marker) :], specials)} {tail}"
-    if not marker:
-        first = f"FIRST: /(?s:.+)/ & ~/{_pattern(form.opening, slash=True)}(?s:.*)/"
-        said = "FIRST? (other TEXT?)*" if others else "FIRST?"
-        return [f"start: {said} | {_spelled(form.opening, specials)} {tail}", "TEXT: /(?s:.+)/", first, *other]
-    if marker in specials:
-        return [f"start: {lead} TEXT? (<[{specials[marker]}]> {rest})?", "TEXT: /(?s:.+)/", *other]
-    begun = [f"begun[lazy]: ANY {json.dumps(marker, ensure_ascii=False)}", "ANY: /(?s:.*)/"]
-    return [f"start: {lead} TEXT? | {lead} begun {rest}", "TEXT: /(?s:.+)/", *begun, *other]
-
-
-def _spelled(text: str, specials: Mapping[str, int]) -> str:
-    """A text as a grammar has it: special tokens by number, ids of calls by their rule."""
-    marks = "|".join(map(re.escape, [ID_MARK, *sorted(specials, key=len, reverse=True)]))
-    found = []
-    for piece in re.split(f"({marks})", text):
-        if piece == ID_MARK:
-            found.append("call_id")
-        elif piece in specials:
-            found.append(f"<[{specials[piece]}]>")
-        elif piece:
-            found.append(json.dumps(piece, ensure_ascii=False))
-    return " ".join(found)
-
-
-def _pattern(text: str, *, slash: bool = False) -> str:
-    found = re.escape(text).replace(re.escape(ID_MARK), f"({_ID})")
-    return found.replace("/", r"\/").replace("\\\n", r"\n") if slash else found
 
 
 def _begins(text: str, mark: str) -> int:

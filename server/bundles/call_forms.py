@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.texts.channels import CALL_CLOSING, CALL_MIDDLE, CALL_OPENING
 from mirrorsd.texts.messages import json_of
 
 ID_MARK = "\0"
@@ -35,6 +36,7 @@ class CallForm:
         separator: between arguments and the next name; None where one call is all that the form has.
         closing: behind the last arguments.
         is_own: the template has no form: tools, calls and results are told in plain messages.
+        is_in_channels: it is what texts in channels are told as; the model writes their marks.
     """
 
     opening: str
@@ -42,6 +44,7 @@ class CallForm:
     separator: str | None
     closing: str
     is_own: bool = False
+    is_in_channels: bool = False
 
     @property
     def marker(self) -> str:
@@ -68,13 +71,8 @@ class Speech(NamedTuple):
     context: int
 
 
-OWN = CallForm(
-    '<tool_call>\n{"name": "',
-    '", "arguments": ',
-    '}\n</tool_call>\n<tool_call>\n{"name": "',
-    "}\n</tool_call>",
-    is_own=True,
-)
+OWN = CallForm(CALL_OPENING, CALL_MIDDLE, f"{CALL_CLOSING}\n{CALL_OPENING}", CALL_CLOSING, is_own=True)
+IN_CHANNELS = CallForm(CALL_OPENING, CALL_MIDDLE, None, CALL_CLOSING, is_in_channels=True)
 
 
 def read_form(render: Render, ends: Sequence[str]) -> CallForm:

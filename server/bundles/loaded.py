@@ -20,12 +20,13 @@ from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.side_by_side import side_by_side
 from mirrorsd.runtime.turns import ChunkStream
-from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
+from mirrorsd.server.bundles.call_forms import IN_CHANNELS, Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
+from mirrorsd.texts.channels import has_channels
 from mirrorsd.texts.messages import Message
 
 _MEMORY = 0.9
@@ -167,7 +168,8 @@ class LoadedBundle:
         def render(messages: Messages, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
             return self.tokenizer.render_chat(messages, tools, add_generation_prompt=is_prompt)
 
-        return Speech(read_form(render, ends), specials, eos_ids, self.context)
+        form = IN_CHANNELS if has_channels(specials) else read_form(render, ends)
+        return Speech(form, specials, eos_ids, self.context)
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""
