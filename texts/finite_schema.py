@@ -20,19 +20,21 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.texts.finite_pattern import any_text, finite_pattern, looks_around
+from mirrorsd.texts.finite_pattern import (
+    any_text,
+    exact_bounds,
+    finite_number,
+    finite_pattern,
+    is_exact,
+    looks_around,
+)
 
 LEAST_ROOM = 16
 """Characters that any string may have. Where less is left, an object within its own kind is left out."""
 KEY_LENGTH = 64
 """Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
-DIGITS, DECIMALS = 18, 9
-"""Of a number, before and behind the point; an exponent would have no end either."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
-_NARROW = 1e-6
-"""A range of numbers that so few decimals would leave too little of: there it has so many values at equal distances."""
-_VALUES = 33
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
@@ -66,7 +68,7 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
         is_strict: whether a pattern that llguidance cannot hold a text to is kept for it to refuse, not left out.
 
     Raises:
-        ConfigError: no value that ends fits the schema, or its definitions are no object.
+        ConfigError: no value that ends fits the schema, its definitions are no object, or its numbers are too large.
     """
     if not isinstance(schema, dict | bool):
         return schema
@@ -109,7 +111,10 @@ class _Expander:
         if not self._holds(found.get("pattern")):
             del found["pattern"]
             found |= {} if any(map(found.__contains__, ("type", *_OWN_VALUES))) else {"type": "string"}
+        found = exact_bounds(found)
         if "const" in found or "enum" in found:
+            if not is_exact([found.get("const"), found.get("enum")]):
+                raise ConfigError("The JSON schema cannot be taken: a number of a const or enum has too many digits.")
             return found
         own = _own_names(found) | others
         for key in ("$ref", *_IN_PLACE):
@@ -139,7 +144,9 @@ class _Expander:
             return self._array(schema, room)
         if kind == "string":
             return _string(schema, room, self._room)
-        return _number(schema, kind) if kind in ("integer", "number") else {"type": kind}
+        if kind not in ("integer", "number"):
+            return {"type": kind}
+        return finite_number(schema, kind, is_alone=len(_types(schema)) == 1)
 
     def _object(self, schema: Schema, room: int, others: Names) -> Schema | None:
         given, required = schema.get("properties", {}), schema.get("required", [])
@@ -315,31 +322,6 @@ def _string(schema: Schema, room: int, room_of_all: int) -> Schema:
     return {"type": "string", "maxLength": max(most, 2 * least if isinstance(least, int) else 0)}
 
 
-def _number(schema: Schema, kind: str) -> Schema | None:
-    """Bounds for the digits of a number that has none; None where no value is left."""
-    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if _is_number(schema.get(name))]
-    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if _is_number(schema.get(name))]
-    largest = 10**DIGITS
-    found: Schema = {"type": kind}
-    if not high:
-        found["maximum"] = max([largest, *(10 * abs(int(bound)) for bound in low)])
-    if not low:
-        found["minimum"] = -max([largest, *(10 * abs(int(bound)) for bound in high)])
-    if kind == "integer" or "multipleOf" in schema:
-        return found
-    if low and high and min(high) - max(low) < _NARROW:
-        return _narrow(schema, max(low), min(high))
-    return found | {"multipleOf": float(f"1e-{DECIMALS}")}
-
-
-def _narrow(schema: Schema, low: float, high: float) -> Schema | None:
-    """Numbers of a narrow range by their names; None where there are none, or where other types are allowed too."""
-    steps = (low + (high - low) * number / (_VALUES - 1) for number in range(_VALUES))
-    excluded = [schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")]
-    values = sorted({value for value in steps if low <= value <= high and value not in excluded})
-    return {"type": "number", "enum": values} if values and len(_types(schema)) == 1 else None
-
-
 def _count(schema: Schema, least: str, most: str, room: int) -> int:
     """Most items or keys: the schema's own number, or about the root of the room."""
     fewest, given = schema.get(least, 0), schema.get(most)
@@ -391,7 +373,3 @@ def _even(room: int) -> int:
 
 def _is_map(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

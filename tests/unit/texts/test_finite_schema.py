@@ -123,6 +123,15 @@ def constraint_of(compiler: ConstraintCompiler, schema: Any) -> Constraint:
     return found
 
 
+def is_allowed(compiler: ConstraintCompiler, schema: Any, value: Any) -> bool:
+    constraint = constraint_of(compiler, schema)
+    for token in (*compiler._tokenizer.encode(json.dumps(value)), END):
+        if not constraint.allowed(VOCAB)[token]:
+            return False
+        constraint.advance(token)
+    return True
+
+
 def longest(compiler: ConstraintCompiler, schema: Any, wishes: list[list[int]], seed: int) -> tuple[str, int]:
     """The text of a model that ends only when nothing else may come, and prefers some tokens over others."""
     constraint, found, pick = constraint_of(compiler, schema), [], random.Random(seed)
@@ -156,12 +165,76 @@ def test_a_number_within_a_hair_is_in_its_range(compiler: ConstraintCompiler) ->
 def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
     schema, good, bad = ALLOWED[kind]
     for value in (*good, *bad):
-        constraint, is_allowed = constraint_of(compiler, schema), True
-        for token in (*compiler._tokenizer.encode(json.dumps(value)), END):
-            is_allowed = is_allowed and bool(constraint.allowed(VOCAB)[token])
-            if is_allowed:
-                constraint.advance(token)
-        assert is_allowed == any(value is kept for kept in good), value
+        assert is_allowed(compiler, schema, value) == any(value is kept for kept in good), value
+
+
+LARGE: dict[str, tuple[Any, list[int], list[int]]] = {
+    "a whole number that is a double": ({"const": 2**60}, [2**60], [2**60 - 1]),
+    "a largest number": ({"type": "integer", "minimum": 0, "maximum": 2**60 + 255}, [2**59], [2**60 + 256]),
+    "a largest number of any kind": ({"type": "number", "maximum": 2**60 + 255}, [10**17], [2**60 + 256, 10**19]),
+    "a smallest number": ({"type": "integer", "minimum": 2**53 + 1}, [2**53 + 9, 10**16], [2**53, 0]),
+    "bounds without themselves": (
+        {"type": "integer", "exclusiveMinimum": 2**53, "exclusiveMaximum": 2**60},
+        [2**53 + 9, 10**18],
+        [2**53 - 1, 2**53, 2**60, 2**60 + 1],
+    ),
+    "bounds of any kind without themselves": (
+        {"type": "number", "exclusiveMinimum": 2**53, "exclusiveMaximum": 2**60},
+        [2**53 + 9, 10**17],
+        [2**53 - 1, 2**53, 2**60, 2**60 + 1],
+    ),
+    "a bound with a point": (
+        {"type": "integer", "maximum": -9007199254739807.0},
+        [-9007199254739807],
+        [-9007199254739806],
+    ),
+    "two largest numbers, one far below": (
+        {"type": "integer", "maximum": 5 - 2**53, "exclusiveMaximum": -(2**60)},
+        [-5 * 10**18],
+        [5 - 2**53, -(2**60)],
+    ),
+    "two largest numbers": ({"type": "integer", "exclusiveMaximum": 2**60, "maximum": 5}, [5], [6, 10**18]),
+    "all of 64 bits": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        [-1234567890123456789, 0, 9 * 10**18],
+        [-(2**63) - 1, 2**63],
+    ),
+    "all of 64 bits and of any kind": (
+        {"type": "number", "minimum": -(2**63), "maximum": 2**63 - 1},
+        [-(10**17), 0, 10**17],
+        [-(2**63) - 1, 2**63],
+    ),
+    "far below": ({"type": "integer", "maximum": -(2**62)}, [-5 * 10**18], [1 - 2**62, 0]),
+    "no bound at all": ({"type": "integer", "minimum": 0, "maximum": 10**400}, [0, 10**18], [-1]),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_numbers_keep_their_last_digits(compiler: ConstraintCompiler, kind: str) -> None:
+    schema, good, bad = LARGE[kind]
+    assert {value: is_allowed(compiler, schema, value) for value in (*good, *bad)} == {
+        **dict.fromkeys(good, True),
+        **dict.fromkeys(bad, False),
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [1, 1234567890123456789]},
+        {"const": {"a": [2**53 + 1]}},
+        {"const": 0.9713745010588913},
+        {"const": -(2**63)},  # llguidance itself ends the process
+        {"type": "integer", "minimum": 2**63},
+        {"type": "integer", "maximum": -(2**63)},
+        {"type": "integer", "maximum": -1e19},
+        {"type": "integer", "exclusiveMinimum": 2**63 - 1},
+    ],
+    ids=str,
+)
+def test_numbers_that_would_change_are_refused(compiler: ConstraintCompiler, schema: Any) -> None:
+    with pytest.raises(ConfigError, match="too many digits"):
+        compiler.compile(GenerationConfig(json_schema=schema))
 
 
 @pytest.mark.parametrize(
