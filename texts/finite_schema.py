@@ -187,15 +187,18 @@ class _Expander:
         limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", least)}
         if not optional:
             return closed | limits
-        # llguidance counts further keys only where all named ones are required: these, or those.
+        # llguidance counts further keys only where all named ones are required: these, or those, or no object.
         alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
         both = {"type": "object", "properties": dict(named), "required": needed}
+        others = [name for name in _types(schema) if name != "object"]
+        branches = [both | closed, alone | closed | limits, *([{"type": others}] if others else [])]
+        given = [{"allOf": schema["allOf"]}] if "allOf" in schema else []
         return {
             "properties": {},
             "required": [],
             "patternProperties": {},
             "additionalProperties": True,
-            "anyOf": [both | closed, alone | closed | limits],
+            "allOf": [*given, {"anyOf": branches}],
         }
 
     def _array(self, schema: Schema, room: int) -> Schema | None:

@@ -83,6 +83,31 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": True}, {"b": True}],
         [{}, {"c": 1}],
     ),
+    "requirements in branches of an open object": (
+        {**an_object(a=YES, b=YES), "additionalProperties": True, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": True}, {"b": True}, {"a": True, "b": True}],
+        [{}, {"a": 1}],
+    ),
+    "parts of an open object": (
+        {**an_object(a=YES), "additionalProperties": YES, "allOf": [B]},
+        [{"b": True}, {"b": True, "a": True}],
+        [{}, {"a": True}],
+    ),
+    "a map beside a name, or nothing": (
+        {**an_object(a=YES), "type": ["object", "null"], "additionalProperties": YES},
+        [None, {}, {"a": True}, {"b": True}],
+        [1, {"b": 1}, {"a": None}],
+    ),
+    "an open object, or a list": (
+        {**an_object(a=YES), "type": ["object", "array"], "additionalProperties": True, "items": YES},
+        [[True], {"b": 1}],
+        [[1], None],
+    ),
+    "keys by a pattern beside a name, or a text": (
+        {**keys_by("^a+$"), "type": ["string", "object"], "properties": {"b": YES}},
+        ["a", {"aa": 1}, {"b": True}],
+        [1, {"c": 1}],
+    ),
     "a bound of the schema's own": ({**TEXT, "maxLength": 900}, ["a" * 900], ["a" * 901]),
     "a form nobody knows is a remark": ({**TEXT, "format": "phone"}, ["+1"], [1]),
     "remarks beside a type": ({**TEXT, "title": "T", "nullable": True, "x-order": 3, "example": "b"}, ["a"], [None]),
