@@ -1,8 +1,8 @@
-"""A regular expression or a range of numbers made finite: every text of it ends.
+"""What has no parts made finite: regular expressions, strings and numbers, every text of which ends.
 
 Owns: how often what a pattern repeats without a bound may come, how much may stand beside a pattern that has no
-anchors, and how many digits a number may have. Does not own: what a pattern means, which is llguidance's; a pattern
-that cannot be read here is left to it.
+anchors, how long strings and numbers may become, and which values two schemas share. Does not own: what a pattern
+means, which is llguidance's; a pattern that cannot be read here is left to it.
 
 >>> finite_pattern("^[a-z]+$", 64)
 '^(?:[a-z]{1,64})$'
@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import takewhile
 from math import isqrt, nextafter
-from typing import Any
+from typing import Any, TypeGuard
 
 from mirrorsd.graphs.errors import ConfigError
 
+LEAST_ROOM = 16
+"""Characters that any string may have. Where less is left, an object within its own kind is left out."""
 DIGITS, DECIMALS = 18, 9
 """Of a number, before and behind the point; an exponent would have no end either."""
 _WHOLE, _WIDEST = 2**53, int(nextafter(2**63, 0))
@@ -29,6 +31,7 @@ _WHOLE, _WIDEST = 2**53, int(nextafter(2**63, 0))
 _NARROW = 1e-6
 """A range of numbers that so few decimals would leave too little of: there it has so many values at equal distances."""
 _VALUES = 33
+_KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null", int: "number"}
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OPENING = re.compile(r"\((?:\?(?:P?<\w+>|[a-zA-Z-]*:))?")
 _ATOM = re.compile(r"\\[pPxu]\{[^}]*\}|\\.|\(\?[a-zA-Z-]+\)|[^\\()\[\]|]", re.DOTALL)
@@ -171,6 +174,15 @@ def _within(part: _Part) -> Iterator[_Part]:
             yield from _within(inner)
 
 
+def finite_string(schema: Mapping[str, Any], room: int, room_of_all: int) -> dict[str, Any]:
+    """A bound for the length of a string that has none; one with a pattern may take the room of all."""
+    if "maxLength" in schema:
+        return {"type": "string"}
+    least = schema.get("minLength", 0)
+    most = room_of_all if "pattern" in schema or "format" in schema else max(room, LEAST_ROOM)
+    return {"type": "string", "maxLength": max(most, 2 * least if isinstance(least, int) else 0)}
+
+
 def finite_number(schema: Mapping[str, Any], kind: str, *, is_alone: bool) -> dict[str, Any] | None:
     """Bounds for the digits of a number that has none; None where no value is left.
 
@@ -231,8 +243,8 @@ def exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rounded_up(number: int) -> int:
     """The first number with so many zeros that it is a double, and the one that the double's shortest name tells."""
-    zeros = (10**count for count in range(DIGITS + 1))
-    rounded = (-(-number // step) * step for step in zeros)
+    steps: Iterator[int] = (10**count for count in range(DIGITS + 1))
+    rounded = (-(-number // step) * step for step in steps)
     return next(whole for whole in rounded if float(whole) == whole == Decimal(repr(float(whole))))
 
 
@@ -250,5 +262,39 @@ def is_exact(value: Any) -> bool:
     return not isinstance(value, int) or (abs(value) <= _WIDEST and float(value) == value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two schemas have no value in common, by their types, or by the values that they name.
+
+    >>> differ({"const": "a"}, {"enum": ["b", "c"]}), differ({"type": "integer"}, {"type": ["number", "null"]})
+    (True, False)
+    """
+    try:
+        return not {*_values(one)} & {*_values(other)}
+    except TypeError:  # a schema names none, or values with parts
+        return not _kinds(one) & _kinds(other)
+
+
+def _values(schema: Mapping[str, Any]) -> Any:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema's own words allow, of which `number` is one with `integer`."""
+    values, types = _values(schema), schema.get("type")
+    if isinstance(values, list):
+        return {_KINDS.get(type(value), "number") for value in values}
+    named = [types] if isinstance(types, str) else types if isinstance(types, list) else _KINDS.values()
+    return {"number" if name == "integer" else str(name) for name in named}
+
+
+def even(room: int) -> int:
+    """The power of two below: so that few rooms are told apart.
+
+    >>> even(1000), even(1)
+    (512, 1)
+    """
+    return 1 << (max(room, 1).bit_length() - 1)
