@@ -256,10 +256,12 @@ def is_exact(value: Any) -> bool:
     """
     if isinstance(value, list | dict):
         return all(map(is_exact, value.values() if isinstance(value, dict) else value))
-    if isinstance(value, float):
-        digits = repr(abs(value)).partition("e")[0].replace(".", "")
-        return digits.isdecimal() and int(digits) < _WHOLE and round(value, DIGITS) == value
-    return not isinstance(value, int) or (abs(value) <= _WIDEST and float(value) == value)
+    if not isinstance(value, int | float):
+        return True
+    if not abs(value) < _WIDEST:
+        return False
+    digits = repr(abs(value)).partition("e")[0].replace(".", "")
+    return float(value) == value == round(value, DIGITS) and (isinstance(value, int) or int(digits) < _WHOLE)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
