@@ -7,6 +7,7 @@ looked at ahead, while the devices work, and the state is rolled back.
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _WORD_BITS = 32
 _GBNF = re.compile(r"(?m)^\s*root\s*::=")
+_GBNF_PIECE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|\.|[\w-]+')
+"""A text in quotes, a class of characters, a comment, any character, or a name."""
+_GBNF_CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 _MOST_RULES = 256
 """Of a grammar in GBNF: translating it takes time with the square of them, a quarter of a second for so many."""
 _LONGEST_REASON = 300
@@ -185,8 +189,11 @@ def _reason(matcher: "LLMatcher") -> str:
 def _as_lark(grammar: str) -> str:
     """A grammar in Lark's notation; one in llama.cpp's GBNF, which has a rule `root`, is translated.
 
-    >>> _as_lark('root ::= "yes" | "no"').split()[-4:]
-    ['start:', '"yes"', '|', '"no"']
+    llguidance reads a rule that never comes back to itself as one expression, as far as it goes, but not the root: with
+    `word ::= [a-z]+` the root `word "s"` would have no end. So the root gets another name, and is such a rule as well.
+
+    >>> _as_lark('root ::= "yes" | "no"').split()[-6:]
+    ['start:', 'ROOT_21', 'ROOT_21:', '"yes"', '|', '"no"']
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -194,7 +201,25 @@ def _as_lark(grammar: str) -> str:
         return grammar
     if grammar.count("::=") > _MOST_RULES:
         raise ConfigError(f"GenerationConfig.grammar has more than {_MOST_RULES} rules; write it in Lark's notation.")
+    root = f"root-{len(grammar)}"
     try:
-        return str(gbnf_to_lark(grammar))
+        return str(
+            gbnf_to_lark(f"root ::= {root}\n" + _GBNF_PIECE.sub(lambda piece: _rewritten(piece[0], root), grammar))
+        )
     except Exception as error:  # its own errors, bare ones, and those of its recursion
         raise ConfigError(f"GenerationConfig.grammar cannot be taken: {str(error)[:_LONGEST_REASON]}") from error
+
+
+def _rewritten(piece: str, root: str) -> str:
+    """A piece of GBNF with this name of its root, line ends among "any character", and characters for their codes."""
+    if piece == ".":
+        return f"[\\x00-{chr(sys.maxunicode)}]"
+    return root if piece == "root" else _GBNF_CODE.sub(_character, piece)
+
+
+def _character(found: re.Match[str]) -> str:
+    """The character of a code of four or eight digits, whose zeros llguidance would cut; other escapes as they are."""
+    if found.lastindex is None:
+        return found[0]
+    code = int(found[found.lastindex], 16)
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"

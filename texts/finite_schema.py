@@ -14,25 +14,30 @@ items, which together have `2 r`.
 {'type': 'string', 'maxLength': 64}
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from math import isqrt
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.texts.finite_pattern import any_text, finite_pattern, looks_around
+from mirrorsd.texts.finite_pattern import (
+    LEAST_ROOM,
+    any_text,
+    differ,
+    even,
+    exact_bounds,
+    finite_number,
+    finite_pattern,
+    finite_string,
+    is_exact,
+    looks_around,
+)
 
-LEAST_ROOM = 16
-"""Characters that any string may have. Where less is left, an object within its own kind is left out."""
 KEY_LENGTH = 64
 """Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
-DIGITS, DECIMALS = 18, 9
-"""Of a number, before and behind the point; an exponent would have no end either."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
-_NARROW = 1e-6
-"""A range of numbers that so few decimals would leave too little of: there it has so many values at equal distances."""
-_VALUES = 33
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
@@ -49,6 +54,7 @@ _REFUSED = (
     *("$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
 )
 """Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
+_OVERLAP = 'an object may fit two branches of oneOf; use anyOf, or allow both: "x-guidance": {"coerce_one_of": true}.'
 _ANY_NAMES: tuple[Any, ...] = (True, {}, {"type": "string"})
 """What says nothing of keys: in JSON all are strings."""
 Schema = dict[str, Any]
@@ -66,19 +72,19 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
         is_strict: whether a pattern that llguidance cannot hold a text to is kept for it to refuse, not left out.
 
     Raises:
-        ConfigError: no value that ends fits the schema, or its definitions are no object.
+        ConfigError: no value that ends fits the schema, its definitions are no object, or its numbers are too large.
     """
     if not isinstance(schema, dict | bool):
         return schema
     for name in ("$defs", "definitions"):
         if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
             raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
-    room = _even(context // 2)
-    expander = _Expander(schema, room, is_strict=is_strict)
+    room = even(context // 2)
+    options = dict(schema["x-guidance"]) if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
+    expander = _Expander(schema, room, is_strict=is_strict, is_any_of=bool(options.get("coerce_one_of")))
     found = expander.at(schema, room)
     if found is None:
         raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
-    options = dict(schema["x-guidance"]) if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
     if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
         options["whitespace_pattern"] = WHITESPACE
     definitions = {"$defs": expander.definitions} if expander.definitions else {}
@@ -88,9 +94,10 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
 class _Expander:
     """Walks a schema. A definition is written once for each room that it is used in; within itself it has less."""
 
-    def __init__(self, root: Any, room: int, *, is_strict: bool) -> None:
+    def __init__(self, root: Any, room: int, *, is_strict: bool, is_any_of: bool) -> None:
         self.definitions: dict[str, Any] = {}
         self._root, self._room, self._is_strict = root, room, is_strict
+        self._is_any_of = is_any_of
         self._written: dict[tuple[str, int, Names], str | None] = {}
         self._within: list[tuple[str, int]] = []
         self._named: dict[str, Names] = {}
@@ -109,7 +116,10 @@ class _Expander:
         if not self._holds(found.get("pattern")):
             del found["pattern"]
             found |= {} if any(map(found.__contains__, ("type", *_OWN_VALUES))) else {"type": "string"}
+        found = exact_bounds(found)
         if "const" in found or "enum" in found:
+            if not is_exact([found.get("const"), found.get("enum")]):
+                raise ConfigError("The JSON schema cannot be taken: a number of a const or enum has too many digits.")
             return found
         own = _own_names(found) | others
         for key in ("$ref", *_IN_PLACE):
@@ -138,22 +148,25 @@ class _Expander:
         if kind == "array":
             return self._array(schema, room)
         if kind == "string":
-            return _string(schema, room, self._room)
-        return _number(schema, kind) if kind in ("integer", "number") else {"type": kind}
+            return finite_string(schema, room, self._room)
+        if kind not in ("integer", "number"):
+            return {"type": kind}
+        return finite_number(schema, kind, is_alone=len(_types(schema)) == 1)
 
     def _object(self, schema: Schema, room: int, others: Names) -> Schema | None:
         given, required = schema.get("properties", {}), schema.get("required", [])
         if not _is_map(given) or not isinstance(required, list):
             return {"type": "object"}
         needed = [name for name in required if isinstance(name, str)]
-        given = {**given, **{name: True for name in needed if name not in given and name not in others}}
-        share = _even(room // max(1, sum(map(_grows, given.values()))))
+        beside = schema.get("additionalProperties", True)  # where an object says it, for its siblings' names too
+        unnamed = [name for name in (*needed, *sorted(others)) if name not in given and beside is not False]
+        given = {**given, **{name: beside for name in unnamed if beside is not True or name not in others}}
+        share = even(room // max(1, sum(map(_grows, given.values()))))
         read = {name: self.at(value, share) for name, value in given.items()}
         if any(read[name] is None for name in needed if name in read):
             return None
-        read |= {name: True for name in sorted(others) if name not in read}
-        first = [name for name in read if name in needed]
-        ordered = [*first, *(name for name in read if name not in needed)]
+        read |= {name: True for name in unnamed if name not in read}
+        ordered = sorted(read, key=lambda name: name not in needed)
         named = {name: read[name] for name in ordered if read[name] is not None}
         return {"type": "object", "properties": named} | self._others_of(schema, named, needed, room)
 
@@ -180,16 +193,14 @@ class _Expander:
         limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", least)}
         if not optional:
             return closed | limits
-        # llguidance counts further keys only where all named ones are required: these, or those.
+        # llguidance counts further keys only where all named ones are required: these, or those, or no object.
         alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
         both = {"type": "object", "properties": dict(named), "required": needed}
-        return {
-            "properties": {},
-            "required": [],
-            "patternProperties": {},
-            "additionalProperties": True,
-            "anyOf": [both | closed, alone | closed | limits],
-        }
+        others = [name for name in _types(schema) if name != "object"]
+        branches = [both | closed, alone | closed | limits, *([{"type": others}] if others else [])]
+        given = [{"allOf": schema["allOf"]}] if "allOf" in schema else []
+        free = {"properties": {}, "required": [], "patternProperties": values if patterns else {}}
+        return free | {"additionalProperties": True, "allOf": [*given, {"anyOf": branches}]}
 
     def _array(self, schema: Schema, room: int) -> Schema | None:
         count = _count(schema, "minItems", "maxItems", room)
@@ -216,6 +227,8 @@ class _Expander:
         parts = schema[key]
         if not isinstance(parts, list):
             return parts
+        if key == "oneOf" and not self._is_any_of:
+            self._check_one_of(parts, known)
         if key == "allOf":
             each = [self._names(part) for part in parts]
             read = [
@@ -261,33 +274,67 @@ class _Expander:
     def _names(self, schema: Any) -> Names:
         """Properties that a schema names for the value itself, through whatever holds in place; each part once."""
         alone = str(schema["$ref"]) if _is_map(schema) and list(schema) == ["$ref"] else ""
-        if alone in self._named:
-            return self._named[alone]
-        found, seen, parts = set[str](), set[str](), [schema]
+        if not alone or alone not in self._named:
+            self._named[alone] = frozenset[str]().union(*map(_own_names, self._parts(schema, _IN_PLACE)))
+        return self._named[alone]
+
+    def _parts(self, schema: Any, keys: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The schema and what holds in place for the same value, by references and these keywords; each part once."""
+        found, seen, parts = list[Mapping[str, Any]](), set[str](), [schema]
         while parts:
-            part = parts.pop()
+            part = {} if parts[-1] is True else parts[-1]
+            parts.pop()
             if not _is_map(part):
                 continue
-            found |= _own_names(part)
-            for key in _IN_PLACE:
+            found.append(part)
+            for key in keys:
                 parts += part[key] if isinstance(part.get(key), list) else []
             target = part.get("$ref")
             if isinstance(target, str) and target not in seen:
                 seen.add(target)
                 parts.append(_pointed(self._root, target))
-        names = frozenset(found)
-        if alone:
-            self._named[alone] = names
-        return names
+        return found
+
+    def _check_one_of(self, branches: list[Any], known: Names) -> None:
+        """Refuse objects that are told apart by no more than that they are closed: the schema's own are open."""
+        for one, other in permutations(filter(None, map(self._objects, branches)), 2):
+            values = ((one.values.get(name, []), other.values.get(name, [])) for name in one.needed | other.needed)
+            is_apart = any(differ(left, right) for lefts, rights in values for left in lefts for right in rights)
+            if not is_apart and (one.names is None or other.needed <= one.names | known):
+                raise ConfigError(f"The JSON schema cannot be taken: {_OVERLAP}")
+
+    def _objects(self, branch: Any) -> "_Objects | None":
+        sure, all_parts = self._parts(branch, ("allOf",)), self._parts(branch, _IN_PLACE)
+        if any(differ(part, {"type": "object"}) for part in sure):
+            return None
+        values: dict[str, list[Any]] = {}
+        for part in sure:
+            for name, value in part["properties"].items() if _is_map(part.get("properties")) else ():
+                values.setdefault(name, []).extend(self._parts(value, ("allOf",)))
+        return _Objects(
+            needed=frozenset(name for part in sure for name in _needed(part)),
+            names=None if any(map(_is_open, all_parts)) else self._names(branch),
+            values=values,
+        )
+
+
+class _Objects(NamedTuple):
+    """What is known of the objects of a branch: names that they have, that they may have if not any, and values."""
+
+    needed: Names
+    names: Names | None
+    values: Mapping[str, list[Any]]
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema may allow objects with names that it does not know."""
+    more = schema.get("additionalProperties", False) is not False or any(map(schema.get, ("const", "enum")))
+    return more or bool(schema.get("patternProperties")) or not any(map(_says, schema))
 
 
 def _says(keyword: str) -> bool:
     """Whether a keyword says something about the value; others are remarks."""
-    return (
-        keyword == "type"
-        or keyword in (*_OWN_VALUES, *_REFUSED)
-        or any(keyword in words for words in _KEYWORDS.values())
-    )
+    return keyword in ("type", *_OWN_VALUES, *_REFUSED) or any(keyword in words for words in _KEYWORDS.values())
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -297,47 +344,17 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
         return [given]
     if isinstance(given, list):
         return [name for name in given if isinstance(name, str)]
-    found = [kind for kind, words in _KEYWORDS.items() if any(word in schema for word in words)]
-    return found
+    return [kind for kind, words in _KEYWORDS.items() if any(word in schema for word in words)]
 
 
 def _own_names(schema: Mapping[str, Any]) -> Names:
-    named, required = schema.get("properties"), schema.get("required")
-    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    return frozenset([*(named if _is_map(named) else ()), *needed])
+    named = schema.get("properties")
+    return frozenset([*(named if _is_map(named) else ()), *_needed(schema)])
 
 
-def _string(schema: Schema, room: int, room_of_all: int) -> Schema:
-    if "maxLength" in schema:
-        return {"type": "string"}
-    least = schema.get("minLength", 0)
-    most = room_of_all if "pattern" in schema or "format" in schema else max(room, LEAST_ROOM)
-    return {"type": "string", "maxLength": max(most, 2 * least if isinstance(least, int) else 0)}
-
-
-def _number(schema: Schema, kind: str) -> Schema | None:
-    """Bounds for the digits of a number that has none; None where no value is left."""
-    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if _is_number(schema.get(name))]
-    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if _is_number(schema.get(name))]
-    largest = 10**DIGITS
-    found: Schema = {"type": kind}
-    if not high:
-        found["maximum"] = max([largest, *(10 * abs(int(bound)) for bound in low)])
-    if not low:
-        found["minimum"] = -max([largest, *(10 * abs(int(bound)) for bound in high)])
-    if kind == "integer" or "multipleOf" in schema:
-        return found
-    if low and high and min(high) - max(low) < _NARROW:
-        return _narrow(schema, max(low), min(high))
-    return found | {"multipleOf": float(f"1e-{DECIMALS}")}
-
-
-def _narrow(schema: Schema, low: float, high: float) -> Schema | None:
-    """Numbers of a narrow range by their names; None where there are none, or where other types are allowed too."""
-    steps = (low + (high - low) * number / (_VALUES - 1) for number in range(_VALUES))
-    excluded = [schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")]
-    values = sorted({value for value in steps if low <= value <= high and value not in excluded})
-    return {"type": "number", "enum": values} if values and len(_types(schema)) == 1 else None
+def _needed(schema: Mapping[str, Any]) -> list[str]:
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _count(schema: Schema, least: str, most: str, room: int) -> int:
@@ -345,12 +362,12 @@ def _count(schema: Schema, least: str, most: str, room: int) -> int:
     fewest, given = schema.get(least, 0), schema.get(most)
     if isinstance(given, int):
         return given
-    return max(_even(isqrt(room)), 2, 2 * fewest if isinstance(fewest, int) else 0)
+    return max(even(isqrt(room)), 2, 2 * fewest if isinstance(fewest, int) else 0)
 
 
 def _share(room: int, count: int) -> int:
     """The room of one item."""
-    return _even(2 * room // max(count, 3))
+    return even(2 * room // max(count, 3))
 
 
 def _grows(schema: Any) -> bool:
@@ -359,9 +376,7 @@ def _grows(schema: Any) -> bool:
         return True
     if "const" in schema or "enum" in schema:
         return False
-    return bool({"array", "object", "string"} & set(_types(schema))) or any(
-        key in schema for key in (*_OWN_VALUES, *_REFUSED)
-    )
+    return bool({*_types(schema)} & {"array", "object", "string"} | {*schema} & {*_OWN_VALUES, *_REFUSED})
 
 
 def _pointed(root: Any, target: Any) -> Any:
@@ -380,18 +395,5 @@ def _pointed(root: Any, target: Any) -> Any:
     return found
 
 
-def _even(room: int) -> int:
-    """The power of two below: so that few rooms are told apart.
-
-    >>> _even(1000), _even(1)
-    (512, 1)
-    """
-    return 1 << (max(room, 1).bit_length() - 1)
-
-
 def _is_map(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -127,6 +127,8 @@ def test_a_choice_is_the_best_of_what_may_come(compiler: ConstraintCompiler, sam
         ({"regex": "yes[^\\x00-\\x{10FFFF}]"}, "GenerationConfig.regex cannot be taken: there is no text that fits it"),
         ({"regex": "(["}, "GenerationConfig.regex cannot be taken: .*invalid regex"),
         ({"grammar": "start: missing"}, "GenerationConfig.grammar cannot be taken: .*unknown name"),
+        ({"grammar": r'root ::= "\ud800"'}, "GenerationConfig.grammar (cannot be taken|has half of a character)"),
+        ({"grammar": r'root ::= "\UFFFFFFFF"'}, "GenerationConfig.grammar cannot be taken"),
         ({"json_schema": {"type": "nonsense"}}, "GenerationConfig.json_schema cannot be taken: .*nonsense"),
         ({"json_schema": {"unevaluatedProperties": False}}, "json_schema cannot be taken: Unimplemented keys"),
     ],
@@ -134,6 +136,41 @@ def test_a_choice_is_the_best_of_what_may_come(compiler: ConstraintCompiler, sam
 def test_what_cannot_be_followed_is_refused(compiler: ConstraintCompiler, settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compiler.compile(GenerationConfig(**settings))
+
+
+GBNF: dict[str, tuple[str, list[str], list[str]]] = {
+    "a rule ends where the next begins": ('root ::= word "x"\nword ::= [a-z]+', ["abx", "xx", "abxx"], ["x", "ab"]),
+    "a word begins like a rule": (
+        'root ::= (item ",")* item\nitem ::= [a-z]+ | "the" [0-9]',
+        ["thex,the1,th"],
+        ["the,"],
+    ),
+    "codes of characters": (
+        r'root ::= "\u00e9a" [\u00e0-\u00ff] "\u0022\x41" [\u005d] "\U0001F600" "\\u00e9"',
+        ['éaÿ"A]\U0001f600\\u00e9'],
+        ["éa"],
+    ),
+    "any character": ('root ::= . "a" .{2}', ["\na\n\U0001f600", "aabb"], ["a\n"]),
+    "dots and roots elsewhere": (
+        'root ::= "." [.] root-b "root"? # a root.\nroot-b ::= "\\"." root2\nroot2 ::= "b"',
+        ['..".b', '..".broot'],
+        ['..".', "xx"],
+    ),
+    "a rule within itself": ('root ::= "a" | "(" root ")"', ["a", "((a))"], ["(a", "()"]),
+    "nothing": ("root ::= [a-z]*", ["", "ab"], ["1"]),
+}
+
+
+@pytest.mark.parametrize("kind", GBNF)
+def test_a_grammar_of_llama_cpp_means_what_it_means_there(compiler: ConstraintCompiler, kind: str) -> None:
+    grammar, good, bad = GBNF[kind]
+    for text in (*good, *bad):
+        constraint, is_allowed = constraint_of(compiler, grammar=grammar), True
+        for token in (*(ids_of(compiler, text) if text else []), END):
+            is_allowed = is_allowed and bool(constraint.allowed(VOCAB)[token])
+            if is_allowed:
+                constraint.advance(token)
+        assert is_allowed == (text in good), text
 
 
 def test_without_the_package_the_error_names_what_installs_it(

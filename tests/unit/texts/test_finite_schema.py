@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs.errors import ConfigError
@@ -83,6 +85,81 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": True}, {"b": True}],
         [{}, {"c": 1}],
     ),
+    "requirements in branches of an open object": (
+        {**an_object(a=YES, b=YES), "additionalProperties": True, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": True}, {"b": True}, {"a": True, "b": True}],
+        [{}, {"a": 1}],
+    ),
+    "parts of an open object": (
+        {**an_object(a=YES), "additionalProperties": YES, "allOf": [B]},
+        [{"b": True}, {"b": True, "a": True}],
+        [{}, {"a": True}],
+    ),
+    "a map beside a name, or nothing": (
+        {**an_object(a=YES), "type": ["object", "null"], "additionalProperties": YES},
+        [None, {}, {"a": True}, {"b": True}],
+        [1, {"b": 1}, {"a": None}],
+    ),
+    "an open object, or a list": (
+        {**an_object(a=YES), "type": ["object", "array"], "additionalProperties": True, "items": YES},
+        [[True], {"b": 1}],
+        [[1], None],
+    ),
+    "keys by a pattern that a name fits": (
+        {**keys_by("^a+$"), "properties": {"a": {"type": ["string", "integer"]}, "b": YES}},
+        [{"a": 1}, {"b": True}, {"aa": 1}],
+        [{"a": "b"}, {"aa": "b"}],
+    ),
+    "keys by a pattern beside a name, or a text": (
+        {**keys_by("^a+$"), "type": ["string", "object"], "properties": {"b": YES}},
+        ["a", {"aa": 1}, {"b": True}],
+        [1, {"c": 1}],
+    ),
+    "a closed object knows its own names alone": (
+        {"anyOf": [{**A, "additionalProperties": False}, B], "properties": {"b": YES}},
+        [{"a": True}, {"b": True}],
+        [{"a": True, "b": True}, {}],
+    ),
+    "others of an object hold for names that its parts have": (
+        {**an_object(a=YES), "additionalProperties": YES, "allOf": [an_object("b", b={})]},
+        [{"b": True}],
+        [{"b": 1}, {}],
+    ),
+    "others of an object hold for required names": (
+        {"type": "object", "required": ["a"], "additionalProperties": YES},
+        [{"a": True}],
+        [{"a": 1}, {}],
+    ),
+    "a required name by a pattern": (
+        {**keys_by("^a+$"), "required": ["aa"], "additionalProperties": False},
+        [{"aa": 1}],
+        [{}, {"aa": True}],
+    ),
+    "one of two with different names": ({"oneOf": [A, B]}, [{"a": True}, {"b": True}], [{"a": True, "b": True}, {}]),
+    "one of two with tags": (
+        {"oneOf": [an_object("k", k={"const": "x"}, v=YES), an_object(k={"enum": ["y", "z"]}, v=YES)]},
+        [{"k": "x", "v": True}, {"k": "y"}, {"k": "z", "v": True}],
+        [{"k": "w"}, {"v": True, "k": "x"}],
+    ),
+    "one of two definitions with tags": (
+        {
+            "oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}],
+            "discriminator": {"propertyName": "k"},
+            "$defs": {"x": an_object("k", k={"const": "x"}), "y": an_object("k", k={"const": "y"}, a=YES)},
+        },
+        [{"k": "x"}, {"k": "y", "a": True}],
+        [{"k": "x", "a": True}, {"k": "z"}],
+    ),
+    "one of an object and others": (
+        {"oneOf": [A, TEXT, {"type": "null"}, {"const": 3}]},
+        [{"a": True}, "a", None, 3],
+        [{}, 4],
+    ),
+    "one of two that may both fit where the caller says so": (
+        {"oneOf": [A, an_object("a", "b", a=YES, b=YES)], "x-guidance": {"coerce_one_of": True}},
+        [{"a": True}, {"a": True, "b": True}],
+        [{"b": True}],
+    ),
     "a bound of the schema's own": ({**TEXT, "maxLength": 900}, ["a" * 900], ["a" * 901]),
     "a form nobody knows is a remark": ({**TEXT, "format": "phone"}, ["+1"], [1]),
     "remarks beside a type": ({**TEXT, "title": "T", "nullable": True, "x-order": 3, "example": "b"}, ["a"], [None]),
@@ -123,6 +200,15 @@ def constraint_of(compiler: ConstraintCompiler, schema: Any) -> Constraint:
     return found
 
 
+def is_allowed(compiler: ConstraintCompiler, schema: Any, value: Any) -> bool:
+    constraint = constraint_of(compiler, schema)
+    for token in (*compiler._tokenizer.encode(json.dumps(value)), END):
+        if not constraint.allowed(VOCAB)[token]:
+            return False
+        constraint.advance(token)
+    return True
+
+
 def longest(compiler: ConstraintCompiler, schema: Any, wishes: list[list[int]], seed: int) -> tuple[str, int]:
     """The text of a model that ends only when nothing else may come, and prefers some tokens over others."""
     constraint, found, pick = constraint_of(compiler, schema), [], random.Random(seed)
@@ -156,12 +242,57 @@ def test_a_number_within_a_hair_is_in_its_range(compiler: ConstraintCompiler) ->
 def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
     schema, good, bad = ALLOWED[kind]
     for value in (*good, *bad):
-        constraint, is_allowed = constraint_of(compiler, schema), True
-        for token in (*compiler._tokenizer.encode(json.dumps(value)), END):
-            is_allowed = is_allowed and bool(constraint.allowed(VOCAB)[token])
-            if is_allowed:
-                constraint.advance(token)
-        assert is_allowed == any(value is kept for kept in good), value
+        assert is_allowed(compiler, schema, value) == any(value is kept for kept in good), value
+
+
+WITHOUT = {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**60}
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+LARGE: dict[str, tuple[Any, list[int], list[int]]] = {
+    "a whole number that is a double": ({"const": 2**60}, [2**60], [2**60 - 1]),
+    "a largest number": ({"type": "integer", "minimum": 0, "maximum": 2**60 + 255}, [2**59], [2**60 + 256]),
+    "a largest number of any kind": ({"type": "number", "maximum": 2**60 + 255}, [10**17], [2**60 + 256, 10**19]),
+    "a smallest number": ({"type": "integer", "minimum": 2**53 + 1}, [2**53 + 9, 10**16], [2**53, 0]),
+    "bounds without themselves": ({"type": "integer", **WITHOUT}, [2**53 + 9, 10**18], [2**53, 2**60, 2**60 + 1]),
+    "any without its bounds": ({"type": "number", **WITHOUT}, [2**53 + 9, 10**17], [2**53, 2**60, 2**60 + 1]),
+    "a bound with a point": ({"type": "integer", "maximum": 9007199254739329.0}, [2**53 - 1663], [2**53 - 1662]),
+    "two largest numbers": ({"type": "integer", "exclusiveMaximum": 2**60, "maximum": 5}, [5], [6, 10**18]),
+    "two, one far below": (
+        {"type": "integer", "maximum": -9, "exclusiveMaximum": -(2**60)},
+        [-5 * 10**18],
+        [-9, -(2**60)],
+    ),
+    "all of 64 bits": ({"type": "integer", **INT64}, [-1234567890123456789, 0, 9 * 10**18], [-(2**63) - 1, 2**63]),
+    "all of 64 bits, of any kind": ({"type": "number", **INT64}, [-(10**17), 0, 10**17], [-(2**63) - 1, 2**63]),
+    "far below": ({"type": "integer", "maximum": -(2**62)}, [-5 * 10**18], [1 - 2**62, 0]),
+    "no bound at all": ({"type": "integer", "minimum": 0, "maximum": 10**400}, [0, 10**18], [-1]),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_numbers_keep_their_last_digits(compiler: ConstraintCompiler, kind: str) -> None:
+    schema, good, bad = LARGE[kind]
+    for value in (*good, *bad):
+        assert is_allowed(compiler, schema, value) == (value in good), value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [1, 1234567890123456789]},
+        {"const": {"a": [2**53 + 1]}},
+        {"const": 0.9713745010588913},
+        {"const": -(2**63)},  # llguidance itself ends the process
+        {"type": "integer", "const": -1e19},  # here too
+        {"type": "integer", "minimum": 2**63},
+        {"type": "integer", "maximum": -(2**63)},
+        {"type": "integer", "maximum": -1e19},
+        {"type": "integer", "exclusiveMinimum": 2**63 - 1},
+    ],
+    ids=str,
+)
+def test_numbers_that_would_change_are_refused(compiler: ConstraintCompiler, schema: Any) -> None:
+    with pytest.raises(ConfigError, match="too many digits"):
+        compiler.compile(GenerationConfig(json_schema=schema))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +305,72 @@ def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
         {"$ref": "#/$defs/a", "$defs": []},
         {"anyOf": {}},
         {"type": "number", "exclusiveMinimum": 5, "exclusiveMaximum": 5},
+        {"allOf": [{**A, "additionalProperties": False}, B]},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
     ],
     ids=str,
 )
 def test_what_has_no_value_or_no_sense_is_refused(compiler: ConstraintCompiler, schema: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be taken"):
         compiler.compile(GenerationConfig(json_schema=schema))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [A, an_object("a", "b", a=YES, b=YES)],
+        [an_object("a", a=YES, b=YES), B],
+        [an_object("k", k={"const": "x"}), {**an_object(k={"const": "x"}, a=YES), "required": ["a", "k"]}],
+        [{**A, "additionalProperties": True}, B],
+        [an_object("a", a=YES), True],
+        [{"anyOf": [A, {"const": {"b": True}}]}, B],
+        [keys_by("^b$"), B],
+    ],
+    ids=str,
+)
+def test_objects_that_may_fit_two_branches_of_one_of_are_refused(compiler: ConstraintCompiler, branches: Any) -> None:
+    with pytest.raises(ConfigError, match="may fit two branches of oneOf; use anyOf"):
+        compiler.compile(GenerationConfig(json_schema={"oneOf": branches}))
+
+
+VALUES = st.sampled_from([YES, {"const": "x"}, {"enum": ["x", "y"]}, {"type": "null"}, True])
+NAMES = st.lists(st.sampled_from("abk"), unique=True, max_size=2)
+OBJECTS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["object", ["object", "null"], ["boolean", "object"]]),
+        "properties": st.dictionaries(st.sampled_from("abk"), VALUES, max_size=3),
+        "required": NAMES,
+    },
+    optional={
+        "additionalProperties": st.sampled_from([False, True, YES]),
+        "patternProperties": st.just({"^b": YES}),
+    },
+)
+SCHEMAS = st.builds(
+    lambda own, key, parts: {**own, key: parts},
+    OBJECTS | st.just({}),
+    st.sampled_from(["allOf", "anyOf", "oneOf"]),
+    st.lists(OBJECTS | st.sampled_from([YES, {"type": "null"}]), min_size=1, max_size=3)
+    | st.lists(NAMES.map(lambda names: {"required": names}), min_size=1, max_size=3),
+)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@given(schema=SCHEMAS, seed=st.integers(0, 99))
+def test_what_is_allowed_fits_the_schema_that_was_given(compiler: ConstraintCompiler, schema: Any, seed: int) -> None:
+    validator = pytest.importorskip("jsonschema_rs").Draft202012Validator(schema)
+    try:
+        constraint = constraint_of(compiler, schema)
+    except ConfigError:
+        return
+    found, pick = list[int](), random.Random(seed)
+    while END not in found and len(found) < CONTEXT:
+        may_come = np.flatnonzero(constraint.allowed(VOCAB)).tolist()
+        found.append(END if END in may_come and pick.random() < 0.5 else pick.choice(may_come))
+        constraint.advance(found[-1])
+    if END in found:
+        text = compiler._tokenizer.decode(found[:-1])
+        assert validator.is_valid(json.loads(text)), text
 
 
 def test_a_schema_is_not_changed() -> None:
