@@ -69,7 +69,7 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
     Args:
         schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
         context: most tokens of the model.
-        is_strict: whether a pattern that llguidance cannot hold a text to is kept for it to refuse, not left out.
+        is_strict: whether patterns that llguidance cannot hold a text to are kept for it to refuse, and `oneOf` is one.
 
     Raises:
         ConfigError: no value that ends fits the schema, its definitions are no object, or its numbers are too large.
@@ -80,13 +80,14 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
         if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
             raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
     room = even(context // 2)
-    options = dict(schema["x-guidance"]) if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
+    given = schema["x-guidance"] if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
+    options = given if is_strict else {"coerce_one_of": True, **given}
     expander = _Expander(schema, room, is_strict=is_strict, is_any_of=bool(options.get("coerce_one_of")))
     found = expander.at(schema, room)
     if found is None:
         raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
     if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
-        options["whitespace_pattern"] = WHITESPACE
+        options = {**options, "whitespace_pattern": WHITESPACE}
     definitions = {"$defs": expander.definitions} if expander.definitions else {}
     return {**found, **definitions, "x-guidance": options}
 
@@ -360,9 +361,8 @@ def _needed(schema: Mapping[str, Any]) -> list[str]:
 def _count(schema: Schema, least: str, most: str, room: int) -> int:
     """Most items or keys: the schema's own number, or about the root of the room."""
     fewest, given = schema.get(least, 0), schema.get(most)
-    if isinstance(given, int):
-        return given
-    return max(even(isqrt(room)), 2, 2 * fewest if isinstance(fewest, int) else 0)
+    usual = max(even(isqrt(room)), 2, 2 * fewest if isinstance(fewest, int) else 0)
+    return given if isinstance(given, int) else usual
 
 
 def _share(room: int, count: int) -> int:

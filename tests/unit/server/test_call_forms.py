@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.answers.tools import CallReader, Wish, plan_tools
 from mirrorsd.server.bundles.call_forms import ID_MARK, OWN, CallForm, Speech, read_form, told_plainly
 from mirrorsd.server.settings import Limits
@@ -244,6 +245,25 @@ def test_a_template_without_system_messages_tells_tools_too(make: Callable[[str]
     tools = [TOOLS[1].model_dump(exclude_none=True)]
     text = refusing.render_chat(told_plainly(OPEN, tools, OWN))
     assert text.startswith("<user>You can call") and text.endswith("Is it wet?<|end|><assistant>")
+
+
+def test_a_tool_whose_branches_overlap_is_taken_where_it_is_not_strict(speak: Any) -> None:
+    """Servers of tools describe alternatives so, and OpenAI's own takes them."""
+    branches = [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("a", "b")]
+    parameters = {"type": "object", "oneOf": [*branches, {"properties": {"a": {"type": "string"}}}]}
+    tool = {"name": "find", "parameters": parameters}
+    for strict in (False, True):
+        asked = Wish([Tool.model_validate({"type": "function", "function": {**tool, "strict": strict}})])
+        speech, compiler = speak(OWN)
+
+        def compiled(asked: Wish = asked, speech: Speech = speech, compiler: Any = compiler) -> Any:
+            return compiler.compile(GenerationConfig(grammar=plan_tools(asked, speech, Limits()).grammar))
+
+        if strict:
+            with pytest.raises(ConfigError, match="oneOf"):
+                compiled()
+        else:
+            assert compiled() is not None
 
 
 def test_arguments_come_as_they_were_written(speak: Any) -> None:
