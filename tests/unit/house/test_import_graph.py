@@ -35,7 +35,7 @@ ALLOWED = {
     },
     "machine": {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.texts", "mirrorsd.devices", "mirrorsd.runtime"),
-        *("numpy", "onnxruntime", "openvino", "packaging", "psutil"),
+        *("mirrorsd.hub", "numpy", "onnxruntime", "openvino", "packaging", "psutil"),
     },
     "testing": {"mirrorsd.devices", "mirrorsd.graphs", "mirrorsd.runtime", "numpy"},
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
