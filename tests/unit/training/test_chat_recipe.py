@@ -60,7 +60,7 @@ def asked(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def write_on(_target: Any, prompts: list[list[int]], temperatures: torch.Tensor, config: Any) -> list[list[int]]:
         assert len(temperatures) == len(prompts)
-        said = [*map(ord, " Why so? "), config.end]
+        said = [*map(ord, " Why so? "), config.ends[0]]
         return [prompt + (said[:-1] if place % 2 else said) for place, prompt in enumerate(prompts)]
 
     for name, found in (
