@@ -65,5 +65,7 @@ def test_a_card_without_suppositions_and_a_report_that_is_missing_or_anothers(re
         estimated_pace(load_device_map("igpu-npu"), tmp_path, 9, report, "1.0,0.1,0")
     with pytest.raises(ConfigError, match=r"run mirrorsd compile BUNDLE --npu 4000 first"):
         estimated_pace(CARD, tmp_path, 9, None, "1.0,0.1,0")
+    with pytest.raises(ConfigError, match=r"A recording holds no report .*--npu-report, as .* --npu 4000 writes it"):
+        estimated_pace(CARD, tmp_path / "texts.npz", 9, None, "1.0,0.1,0")
     with pytest.raises(ConfigError, match=r"is of NPU 4000; the card's is 5010"):
         estimated_pace(load_device_map("panther-lake"), tmp_path, 9, report, "1.0,0.1,0")
