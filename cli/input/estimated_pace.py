@@ -37,7 +37,7 @@ def estimated_pace(
     path = report or source / names.NPU_FOLDER / card.estimate.npu / names.NPU_REPORT_FILE
     if report is None and not source.is_dir():
         raise ConfigError(
-            f"A recording holds no report of the NPU's compiler: name one with --npu-report, as mirrorsd compile BUNDLE "
+            "A recording holds no report of the NPU's compiler: name one with --npu-report, as mirrorsd compile BUNDLE "
             f"--npu {card.estimate.npu} writes it."
         )
     if not path.is_file():
