@@ -206,7 +206,7 @@ function newAnswer() {
 }
 
 async function send(text, before = (conversation) => conversation.messages) {
-  await answer((conversation, message) => {
+  return answer((conversation, message) => {
     conversation.messages = [...before(conversation), { id: newId(), role: "user", content: text }, message];
   });
 }
@@ -218,7 +218,7 @@ function bodyFor({ messages: said, settings }, { id, before }) {
   return before ? continued(body) : body;
 }
 
-/** Keep the question before anything is asked, and the answer's place with it; then answer. Both may be stopped. */
+/** Keep the question before anything is asked, and the answer's place with it; then answer. False where nothing is kept. */
 async function answer(place, message = newAnswer()) {
   const id = store.currentId;
   const run = { conversationId: id, message: structuredClone(message), controller: new AbortController(), savedAt: 0 };
@@ -227,13 +227,14 @@ async function answer(place, message = newAnswer()) {
   const conversation = await keep(id, (kept) => place(kept, message));
   if (!conversation) {
     runs.delete(message.id);
-    return show();
+    show();
+    return false;
   }
   const body = bodyFor(conversation, message);
   panel.begin();
   announce("Answering.");
   show();
-  await follow(run, (tell) => askAlone(body, run.message, run.controller.signal, tell));
+  return follow(run, (tell) => askAlone(body, run.message, run.controller.signal, tell));
 }
 
 /** Go on with an answer that another page, or this one before, has begun. */
@@ -361,11 +362,7 @@ function comparedSpeeds(figures, plain) {
 const closeDrawers = setUpDrawers(byId);
 setUpTheme(byId("theme"), () => panel.draw());
 
-setUpQuestion(byId("ask"), question, (text) => {
-  if (isBusy()) return false;
-  send(text);
-  return true;
-});
+setUpQuestion(byId("ask"), question, (text) => !isBusy() && send(text));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && isBusy() && !document.querySelector("dialog[open]")) stop();
   if (event.altKey && event.key === "n") byId("new").click();

@@ -19,10 +19,15 @@ export function setUpQuestion(form, field, send) {
     field.style.height = "auto";
     field.style.height = `${Math.min(field.scrollHeight, 200)}px`;
   };
-  form.addEventListener("submit", (event) => {
+  form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    if (!field.value.trim() || !send(field.value)) return;
+    const text = field.value;
+    const isKept = text.trim() && send(text);
+    if (!isKept) return;
     field.value = "";
+    grow();
+    if ((await isKept) !== false || field.value) return;
+    field.value = text; // there was no room for it
     grow();
   });
   field.addEventListener("input", grow);

@@ -138,6 +138,23 @@ def test_an_answer_whose_stream_breaks_is_read_on(open_page: Any, whole: str) ->
     assert len(reader.bodies) == 1 and not reader.page.locator(".error").count()
 
 
+FULL = """() => {
+  const error = new DOMException("full", "QuotaExceededError");
+  Object.defineProperty(IDBTransaction.prototype, "error", { get: () => error });
+  IDBObjectStore.prototype.put = function () { this.transaction.abort(); };
+}"""
+
+
+def test_a_question_without_room_stays_where_it_was_typed(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.page.evaluate(FULL)
+    reader.page.fill("#question", LONG)
+    reader.page.keyboard.press("Enter")
+    reader.page.wait_for_function("document.getElementById('state').textContent.includes('no room left')")
+    reader.page.wait_for_function(f"document.getElementById('question').value === {json.dumps(LONG)}")
+    assert reader.bodies == []
+
+
 def test_an_answer_that_was_to_go_on_goes_on_when_the_page_is_opened(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     reader.page.context.add_init_script(IMPATIENT)
