@@ -70,8 +70,8 @@ def load_parts(
     on_progress: Progress | None = None,
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
-    folder = bundle_folder(bundle, on_progress).absolute()  # wherever the program goes
-    manifest = read_bundle(folder)
+    folder = bundle_folder(bundle, on_progress)
+    manifest, folder = read_bundle(folder), folder.absolute()  # wherever the program goes
     choice = choose_device_map(device_map, bundle=manifest)
     if reason := cannot_run(choice.device_map, manifest):
         raise DeviceError(reason)

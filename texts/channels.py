@@ -8,11 +8,11 @@ so that whoever reads an answer knows one form. The source is OpenAI's descripti
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from mirrorsd.texts.messages import Conversation
-from mirrorsd.texts.shown_text import IncrementalDecoder
+from mirrorsd.texts.messages import Conversation, text_of
+from mirrorsd.texts.shown_text import TokenDecoder
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL = (
     *("<|start|>", "<|channel|>", "<|constrain|>"),
@@ -22,6 +22,7 @@ MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL)
 CALL_OPENING, CALL_MIDDLE, CALL_CLOSING = '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"
 _THOUGHTS = "analysis"
 _THINK, _THOUGHT = "<think>\n", "\n</think>\n\n"
+_APART = ("thinking", "reasoning_content")
 _THOUGHT_AT_FIRST = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _HEADER = re.compile(r"[\w .=:/-]{0,200}")
 """What a header may be, marks apart: role, channel, the name of a tool, the kind of a body."""
@@ -37,54 +38,74 @@ def with_thoughts_apart(messages: Conversation) -> Conversation:
     r"""The conversation with the thoughts that answers begin with where a template with channels wants them.
 
     >>> with_thoughts_apart([{"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}])
-    [{'role': 'assistant', 'content': 'Yes.', 'thinking': 'Hm.'}]
+    [{'role': 'assistant', 'content': 'Yes.', 'thinking': 'Hm.', 'reasoning_content': 'Hm.'}]
     """
     found = []
     for message in messages:
-        content = message["content"]
-        thought = (
-            _THOUGHT_AT_FIRST.match(content) if message["role"] == "assistant" and isinstance(content, str) else None
-        )
-        apart = {"content": content[thought.end() :], "thinking": thought[1].strip()} if thought else {}
-        found.append({**message, **apart})
+        content = text_of(message["content"]) if message["role"] == "assistant" else ""
+        if thought := _THOUGHT_AT_FIRST.match(content):
+            apart = {"content": content[thought.end() :], **dict.fromkeys(_APART, thought[1].strip())}
+            message = {**message, **apart}
+        found.append(message)
     return found
+
+
+def begun_thoughts(messages: Conversation) -> str | None:
+    """How an answer that was cut within its thoughts begins, for a prompt that ends where the assistant speaks."""
+    content = text_of(messages[-1]["content"]).lstrip()
+    is_begun = messages[-1]["role"] == "assistant" and content.startswith(_THINK) and "</think>" not in content
+    return f"{CHANNEL}{_THOUGHTS}{MESSAGE}{content.removeprefix(_THINK)}" if is_begun else None
 
 
 class ChannelDecoder:
     """Turns tokens into text as an `IncrementalDecoder` does, with the marks of channels told in other words.
 
-    Args:
-        inner: Decodes what stands between the marks.
-        special_tokens: Ids by text.
-        prompt: Ids that the text goes on behind: it may end within a header.
+    Attributes:
+        mark: what is told behind the last piece of text in the place of the model's own marks.
     """
 
-    def __init__(self, inner: IncrementalDecoder, special_tokens: Mapping[str, int], prompt: Sequence[int]) -> None:
-        self._inner = inner
+    def __init__(
+        self, begin: Callable[[Sequence[int]], TokenDecoder], special_tokens: Mapping[str, int], prompt: Sequence[int]
+    ) -> None:
+        """Begin behind a prompt, which may end anywhere: what it says behind its last `<|start|>` is read as well.
+
+        Args:
+            begin: Makes a decoder of what stands between the marks, behind these ids.
+            special_tokens: Ids by text.
+            prompt: Ids that the text goes on behind.
+        """
+        self.mark = ""
         self._marks = {special_tokens[mark]: mark for mark in MARKS}
-        last = next((self._marks[token] for token in reversed(prompt) if token in self._marks), MESSAGE)
-        parts = {START: [""], CHANNEL: ["", ""]}
-        self._header: list[str] | None = parts.get(last)  # what stands between the marks of a header
-        self._is_thinking, self._call = False, ""
+        ids = [int(token) for token in prompt]
+        starts = [place for place, token in enumerate(ids) if self._marks.get(token) == START]
+        before = starts[-1] + 1 if starts else len(ids)
+        self._inner = begin(ids[:before])
+        self._header: list[str] | None = [""] if starts else None  # what stands between its marks
+        self._is_thinking, self._call, self._given = False, "", ""
+        for token in ids[before:]:
+            self.push(token)
+        self._given = "".join(self._header or ())  # of a header, by the prompt
 
     def push(self, token: int) -> str:
         """The text that is certain with this token."""
-        mark = self._marks.get(token)
+        mark, self.mark = self._marks.get(token), ""
         if mark is None:
             return self._read(self._inner.push(token))
         left = self._read(self._inner.finish())
         if mark == MESSAGE:
-            return left + self._begin()
-        if mark in (END, CALL):
-            return left + self._end()
-        self._header = [""] if mark == START else [*(self._header or [""]), ""]
+            self.mark = self._begin()
+        elif mark in (END, CALL):
+            self.mark = self._end()
+        else:
+            self._header = [""] if mark == START else [*(self._header or [""]), ""]
         return left
 
     def finish(self) -> str:
         """What is left at the end: a header that no body followed is text."""
         left = self._read(self._inner.finish())
-        header, self._header = "".join(self._header or ()), None
-        return left + header + self._end()
+        header = self._no_header()
+        self.mark = self._end()
+        return left + header
 
     def _read(self, text: str) -> str:
         """Text of a body, or of something that is no header after all."""
@@ -94,12 +115,17 @@ class ChannelDecoder:
         self._header[-1] += text
         if _HEADER.fullmatch(self._header[-1]):
             return ""
-        said, self._header = "".join(self._header), None
-        return said
+        return self._no_header()
+
+    def _no_header(self) -> str:
+        """What seemed to be a header is text."""
+        said, self._header = "".join(self._header or ()), None
+        given, self._given = self._given, ""
+        return said.removeprefix(given)
 
     def _begin(self) -> str:
         """A body begins."""
-        header, self._header = self._header or [], None
+        header, self._header, self._given = self._header or [], None, ""
         channel = header[1].split(" ")[0] if len(header) > 1 else ""
         tool = _TOOL.search(" ".join(header))
         if tool is not None:
@@ -113,7 +139,7 @@ class ChannelDecoder:
     def _end(self) -> str:
         """A body ends; a call that is whole gets its closing."""
         written, self._call = self._call + CALL_CLOSING, ""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             json.loads(written.removeprefix("<tool_call>").removesuffix("</tool_call>"))
             return CALL_CLOSING
         return ""

@@ -19,7 +19,7 @@ from jinja2.utils import Namespace
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
-from mirrorsd.texts.channels import CHANNEL, with_thoughts_apart
+from mirrorsd.texts.channels import CHANNEL, begun_thoughts, with_thoughts_apart
 from mirrorsd.texts.messages import Conversation, forms, places_in_parts, with_joined_parts
 
 TEMPLATE_NAME = "chat_template"
@@ -86,7 +86,11 @@ class ChatTemplate:
         """
         name = self.name(variables)
         template = self._compiled[name]
-        if CHANNEL in self.texts[name]:
+        has_channels = CHANNEL in self.texts[name]
+        if has_channels and is_continued and (thoughts := begun_thoughts(messages)):
+            begun = {**variables, "add_generation_prompt": True}
+            return self.render(messages[:-1], begun) + thoughts
+        if has_channels:
             messages = with_thoughts_apart(messages)
         told = {name: value for name, value in variables.items() if name != TEMPLATE_NAME}
         if is_continued:

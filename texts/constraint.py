@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _WORD_BITS = 32
 _GBNF = re.compile(r"(?m)^\s*root\s*::=")
-_GBNF_PIECE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|\.|[\w-]+')
+_ALONE = "\x02"
+_GBNF_PIECE = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#.*|\.|[\w-]+')
 """A text in quotes, a class of characters, a comment, any character, or a name."""
 _GBNF_CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 _MOST_RULES = 256
@@ -176,8 +177,10 @@ class _Vocabulary:
         self.special_token_ids = sorted({*tokenizer.special_tokens.values(), *eos_ids})
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The ids of a text."""
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
+        """The ids of a text behind a character that merges with nothing: before a first word some put a space."""
+        behind = _ALONE + (text if isinstance(text, str) else text.decode())
+        first, ids = (self._tokenizer.encode(one, add_special_tokens=False) for one in (_ALONE, behind))
+        return ids[len(first) :]
 
 
 def _reason(matcher: "LLMatcher") -> str:

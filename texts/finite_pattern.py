@@ -260,7 +260,7 @@ def is_exact(value: Any) -> bool:
         return True
     if not abs(value) < _WIDEST:
         return False
-    digits = repr(abs(value)).partition("e")[0].replace(".", "")
+    digits = repr(abs(value)).partition("e")[0].removesuffix(".0").replace(".", "")
     return float(value) == value == round(value, DIGITS) and (isinstance(value, int) or int(digits) < _WHOLE)
 
 

@@ -160,6 +160,7 @@ class _Expander:
             return {"type": "object"}
         needed = [name for name in required if isinstance(name, str)]
         beside = schema.get("additionalProperties", True)  # where an object says it, for its siblings' names too
+        beside = beside if not _is_map(beside) or any(map(_says, beside)) else True
         unnamed = [name for name in (*needed, *sorted(others)) if name not in given and beside is not False]
         given = {**given, **{name: beside for name in unnamed if beside is not True or name not in others}}
         share = even(room // max(1, sum(map(_grows, given.values()))))
@@ -185,13 +186,11 @@ class _Expander:
         else:
             value = None if more is False else self.at(more, share)
             values = {} if value is None else {any_text(length): value}
-        values = {pattern: value for pattern, value in values.items() if value is not None}
         closed: Schema = {"additionalProperties": False}
-        if not values:
+        if not (values := {pattern: value for pattern, value in values.items() if value is not None}):
             return closed
         optional = [name for name in named if name not in needed]
-        least = len(needed) + count
-        limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", least)}
+        limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", len(needed) + count)}
         if not optional:
             return closed | limits
         # llguidance counts further keys only where all named ones are required: these, or those, or no object.
@@ -200,7 +199,8 @@ class _Expander:
         others = [name for name in _types(schema) if name != "object"]
         branches = [both | closed, alone | closed | limits, *([{"type": others}] if others else [])]
         given = [{"allOf": schema["allOf"]}] if "allOf" in schema else []
-        free = {"properties": {}, "required": [], "patternProperties": values if patterns else {}}
+        kept = {} if not patterns or {*schema} & {"minProperties", "maxProperties"} else values
+        free = {"properties": {}, "required": [], "patternProperties": kept}
         return free | {"additionalProperties": True, "allOf": [*given, {"anyOf": branches}]}
 
     def _array(self, schema: Schema, room: int) -> Schema | None:

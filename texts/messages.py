@@ -128,18 +128,17 @@ def _with_short_ids(messages: Conversation) -> Conversation:
             return given
         return hashlib.sha256(given.encode()).hexdigest()[:9]
 
-    def changed(found: dict[str, Any], name: str) -> dict[str, Any]:
-        return {**found, name: short(found[name])} if name in found else found
+    def changed(found: Message, name: str) -> dict[str, Any]:
+        return {**found, name: short(found[name])} if name in found else dict(found)
 
-    return [
-        changed(
-            {**message, "tool_calls": [changed(call, "id") for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else message,
-            "tool_call_id",
-        )
-        for message in messages
-    ]
+    found = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            named = [changed(call, "id") if isinstance(call, Mapping) else call for call in calls]
+            message = {**message, "tool_calls": named}
+        found.append(changed(message, "tool_call_id"))
+    return found
 
 
 def _with_thoughts_said(messages: Conversation) -> Conversation:

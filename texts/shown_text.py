@@ -29,7 +29,13 @@ _MOST_PARTS = 4
 
 
 class TokenDecoder(Protocol):
-    """Turns the tokens of a stream into text."""
+    """Turns the tokens of a stream into text.
+
+    Attributes:
+        mark: what is shown behind the last piece of text, though no token says it.
+    """
+
+    mark: str
 
     def push(self, token: int) -> str:
         """The text that is certain with this token."""
@@ -40,6 +46,8 @@ class TokenDecoder(Protocol):
 
 class IncrementalDecoder:
     """Turns tokens into text, piece by piece, in time proportional to their number."""
+
+    mark = ""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skips_special = tokenizer, skip_special_tokens
@@ -171,6 +179,9 @@ class StopWatch:
             return self._end(self._held[:cut], "stop_string", len(decoded))
         if token in self._stop_ids:
             return self.finish("stop_token")._replace(num_decoded=len(decoded))
+        if self._decoder.mark:  # which no stop string is looked for in
+            shown, self._held = self._held + self._decoder.mark, ""
+            return Piece(shown, None, len(decoded) + len(self._decoder.mark))
         keep = self._possible_start()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return Piece(shown, None, len(decoded))
@@ -179,7 +190,8 @@ class StopWatch:
         """All text still held back; `stop_string` comes before `reason` where the decoder held one back."""
         self._held += self._decoder.finish()
         cut = self._first_stop_string()
-        return self._end(self._held, reason) if cut is None else self._end(self._held[:cut], "stop_string")
+        whole = self._held + self._decoder.mark
+        return self._end(whole, reason) if cut is None else self._end(self._held[:cut], "stop_string")
 
     def _end(self, shown: str, reason: str, num_decoded: int = 0) -> Piece:
         self._held = ""

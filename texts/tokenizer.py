@@ -5,7 +5,7 @@ Owns, besides, the bytes that single tokens add to a text (`TokenBytes`).
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as shortened
@@ -173,9 +173,9 @@ class BundleTokenizer:
 
     def decoder(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenDecoder:
         """A decoder for a stream of tokens that goes on after the ids `prompt`."""
-        decoder = IncrementalDecoder(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        begin = partial(IncrementalDecoder, self._tokenizer, skip_special_tokens=skip_special_tokens)
         special_tokens = self.special_tokens if skip_special_tokens else {}
-        return ChannelDecoder(decoder, special_tokens, prompt) if has_channels(special_tokens) else decoder
+        return ChannelDecoder(begin, special_tokens, prompt) if has_channels(special_tokens) else begin(prompt)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to a text, in UTF-8: of a character split over tokens its own part.

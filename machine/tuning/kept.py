@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import check_writable
 from mirrorsd.hub.bundles import bundle_folder
@@ -68,7 +69,8 @@ def tune(
     """
     if isinstance(texts, str):
         raise ConfigError(f"texts is {texts!r}; expected a list of prompts or conversations.")
-    folder = bundle_folder(bundle).absolute()
+    folder = bundle_folder(bundle)
+    read_bundle(folder)
     check_writable(folder)
     chosen = _built_in(folder) if texts is None else texts
     listener = AsShares(on_progress) if on_progress else None

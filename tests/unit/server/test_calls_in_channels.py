@@ -45,7 +45,7 @@ def is_allowed(given: tuple[Speech, ConstraintCompiler], text: str, answer: Any 
     plan = plan_tools(Wish(TOOLS, **wish), speech, Limits(), answer)
     constraint = compiler.compile(GenerationConfig(grammar=plan.grammar))
     assert constraint is not None
-    for token in [*compiler._tokenizer.encode(text), speech.eos_ids[CALL in text]]:
+    for token in [*compiler._tokenizer.encode(text), speech.eos_ids["to=" in text]]:
         if not constraint.allowed(VOCAB)[token]:
             return False
         constraint.advance(token)
@@ -82,7 +82,10 @@ def test_a_call_is_read_out_of_what_is_shown(speech: Any, call: str) -> None:
     assert plan.settings_of({}).get("skip_special_tokens") is None
     reader, tokenizer = plan.reader("name"), compiler._tokenizer
     decoder = tokenizer.decoder(tokenizer.encode("<|start|>assistant"))
-    pieces = [*map(decoder.push, tokenizer.encode(THOUGHT + call)), decoder.finish()]
+    pieces = []
+    for token in tokenizer.encode(THOUGHT + call):
+        pieces += [decoder.push(token), decoder.mark]
+    pieces += [decoder.finish(), decoder.mark]
     found = [*map(reader.push, pieces), reader.finish()]
     assert "".join(read.text for read in found) == "<think>\nHm, é.\n</think>"
     (made,) = [one for read in found for one in read.calls]

@@ -1,10 +1,15 @@
 """Texts in channels are shown with the marks that other models write, wherever their tokens are cut."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
 from mirrorsd.texts.channels import MARKS
+from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.shown_text import StopWatch
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 RETURN = "<|return|>"
@@ -30,9 +35,21 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BundleTokenizer:
 
 
 def shown(tokenizer: BundleTokenizer, text: str, prompt: str = PROMPT) -> str:
-    decoder = tokenizer.decoder(tokenizer.encode(prompt))
-    pieces = [decoder.push(token) for token in tokenizer.encode(text)]
-    return "".join([*pieces, decoder.finish()])
+    return watched(tokenizer, tokenizer.encode(text), tokenizer.encode(prompt))[0]
+
+
+def watched(
+    tokenizer: BundleTokenizer, ids: Sequence[int], prompt: Sequence[int], *stops: str
+) -> tuple[str, str | None]:
+    """What is shown of a text, and why it ends before the limit, if it does."""
+    watch = StopWatch(GenerationConfig(stop_strings=stops), (), tokenizer.decoder(prompt))
+    found = ""
+    for token in ids:
+        piece = watch.push(token)
+        found += piece.text
+        if piece.stop_reason:
+            return found, piece.stop_reason
+    return found + watch.finish("length").text, None
 
 
 THOUGHT = "<|channel|>analysis<|message|>Greet, é.<|end|><|start|>assistant"
@@ -76,6 +93,29 @@ def test_a_text_that_goes_on_within_an_answer_has_no_header(tokenizer: BundleTok
     assert shown(tokenizer, "a text", "a prompt") == "a text"
 
 
+def test_a_text_may_go_on_from_anywhere(tokenizer: BundleTokenizer) -> None:
+    """Also within a header, and within thoughts."""
+    ids = tokenizer.encode(THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}')
+    prompt, whole = tokenizer.encode(PROMPT), "<think>\nGreet, é.\n</think>\n\n" + CALLED
+    for count in range(len(ids)):
+        decoder = tokenizer.decoder(prompt)
+        seen = "".join(decoder.push(token) + decoder.mark for token in ids[:count])
+        assert seen + watched(tokenizer, ids[count:], [*prompt, *ids[:count]])[0] == whole, count
+
+
+def test_stop_strings_are_the_models_own_words(tokenizer: BundleTokenizer) -> None:
+    ids, prompt = tokenizer.encode(THOUGHT + FINAL + "One.\n\nTwo."), tokenizer.encode(PROMPT)
+    expected = "<think>\nGreet, é.\n</think>\n\nOne."
+    assert watched(tokenizer, ids, prompt, "\n\n") == (expected, "stop_string")
+    assert watched(tokenizer, ids, prompt, "think") == (expected + "\n\nTwo.", None)
+    assert watched(tokenizer, ids, prompt, "Greet") == ("<think>\n", "stop_string")
+
+
+def test_a_call_that_is_nested_too_deep_is_text(tokenizer: BundleTokenizer) -> None:
+    deep = "<|channel|>commentary to=functions.f<|message|>" + "[" * 60_000
+    assert shown(tokenizer, deep).endswith("[[")
+
+
 def test_tokens_are_shown_as_they_are_where_special_ones_are_asked_for(tokenizer: BundleTokenizer) -> None:
     decoder = tokenizer.decoder(tokenizer.encode(PROMPT), skip_special_tokens=False)
     text = THOUGHT + FINAL + "Hello!"
@@ -83,9 +123,17 @@ def test_tokens_are_shown_as_they_are_where_special_ones_are_asked_for(tokenizer
 
 
 def test_thoughts_go_back_to_where_the_template_wants_them(tokenizer: BundleTokenizer) -> None:
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "user", "content": "<think>x</think>"},
         {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."},
     ]
     expected = "user:<think>x</think>;<|channel|>analysis<|message|>Hm.<|end|>assistant:Yes.;"
     assert tokenizer.render_chat(said, add_generation_prompt=False) == expected
+    said[1]["content"] = [{"type": "text", "text": said[1]["content"]}]
+    assert tokenizer.render_chat(said, add_generation_prompt=False) == expected
+
+
+def test_thoughts_that_were_cut_go_on_in_their_channel(tokenizer: BundleTokenizer) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nHm"}]
+    found = tokenizer.render_chat(said, continue_final_message=True)
+    assert found == "user:a;<|channel|>analysis<|message|>Hm"

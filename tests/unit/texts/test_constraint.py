@@ -1,10 +1,14 @@
 """What a constrained text may say: row by row of a window, rolled back, and after every chosen token."""
 
+import re
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -57,6 +61,46 @@ def test_a_mark_that_is_shown_is_text(compiler: ConstraintCompiler) -> None:
     assert allowed(constraint) == {THINK, ids_of(compiler, "<")[0]}
     constraint.advance(THINK)
     assert allowed(constraint) == set(ids_of(compiler, "x"))
+
+
+SPACED: dict[str, tuple[Any, Any]] = {
+    "prepend": (normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]), None),
+    "first": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+    "always": (None, pre_tokenizers.Metaspace(prepend_scheme="always", split=False)),
+}
+
+
+@pytest.mark.parametrize("kind", SPACED)
+def test_what_is_forced_gets_no_space_before_it(kind: str, tmp_path: Path) -> None:
+    """Vocabularies like Llama 2's put a space before a text's first word."""
+    words = ["<unk>", "<end>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+    made = Tokenizer(models.BPE({w: n for n, w in enumerate(words)}, [], byte_fallback=True, unk_token="<unk>"))
+    normalizer, pre_tokenizer = SPACED[kind]
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens(["<unk>", "<end>"])
+    (tmp_path / "tokenizer").mkdir()
+    made.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    tokenizer = BundleTokenizer(tmp_path)
+    compiler = ConstraintCompiler(tokenizer, len(words), (1,), CONTEXT)
+    for regex in ("yes", "[0-9]{3} yes"):
+        constraint, found = constraint_of(compiler, regex=regex), []
+        while 1 not in (may := np.flatnonzero(constraint.allowed(len(words))).tolist()):
+            constraint.forced(8)
+            found.append(int(may[0]))
+            constraint.advance(found[-1])
+        assert re.fullmatch(regex, b"".join(map(tokenizer.token_bytes, found)).decode())
+
+
+def test_a_grammar_of_open_brackets_is_refused_at_once(compiler: ConstraintCompiler) -> None:
+    started = time.process_time()
+    for grammar in ("root ::= " + "[" * 60_000, "root ::= " + '"' + '\\"' * 30_000):
+        with pytest.raises(ConfigError):
+            compiler.compile(GenerationConfig(grammar=grammar))
+    assert time.process_time() - started < 10
 
 
 def test_the_state_follows_the_chosen_tokens_to_the_end(compiler: ConstraintCompiler) -> None:

@@ -392,3 +392,25 @@ def test_patterns_that_look_around_leave_bounded_texts_where_nobody_insists() ->
     assert (found["type"], "pattern" in found, found["maxLength"] > 0) == ("string", False, True)
     keys = finite_schema({"type": "object", "patternProperties": {pattern: {"type": "null"}}}, 512, is_strict=False)
     assert list(keys["patternProperties"]) == ["^(?s:.){1,32}$"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            **{
+                "type": "object",
+                "properties": {"a": {"type": "string"}},
+                "patternProperties": {"^x": {"type": "string"}},
+            },
+            **{"additionalProperties": False, "minProperties": 1},
+        },
+        {
+            **{"type": "object", "required": ["c"], "additionalProperties": {}},
+            "anyOf": [{"required": ["c"]}, {"required": ["d"]}],
+        },
+        {"const": 1000000000000000.0},
+    ],
+)
+def test_what_needs_no_refusal_is_taken(compiler: Any, schema: Any) -> None:
+    assert compiler.compile(GenerationConfig(json_schema=json.dumps(schema))) is not None
