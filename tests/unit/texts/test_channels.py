@@ -93,14 +93,27 @@ def test_a_text_that_goes_on_within_an_answer_has_no_header(tokenizer: BundleTok
     assert shown(tokenizer, "a text", "a prompt") == "a text"
 
 
-def test_a_text_may_go_on_from_anywhere(tokenizer: BundleTokenizer) -> None:
+@pytest.mark.parametrize(
+    ("first", "rest", "whole"),
+    [
+        (
+            THOUGHT.removesuffix("<|end|><|start|>assistant"),
+            "<|end|><|start|>assistant" + FINAL + "Yes.",
+            "<think>\nGreet, é.\n</think>\n\nYes.",
+        ),
+        ('<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}', "", CALLED),
+    ],
+)
+def test_a_text_may_go_on_from_anywhere_in_a_message(
+    tokenizer: BundleTokenizer, first: str, rest: str, whole: str
+) -> None:
     """Also within a header, and within thoughts."""
-    ids = tokenizer.encode(THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}')
-    prompt, whole = tokenizer.encode(PROMPT), "<think>\nGreet, é.\n</think>\n\n" + CALLED
+    ids, prompt = tokenizer.encode(first), tokenizer.encode(PROMPT)
     for count in range(len(ids)):
         decoder = tokenizer.decoder(prompt)
         seen = "".join(decoder.push(token) + decoder.mark for token in ids[:count])
-        assert seen + watched(tokenizer, ids[count:], [*prompt, *ids[:count]])[0] == whole, count
+        behind = [*ids[count:], *(tokenizer.encode(rest) if rest else ())]
+        assert seen + watched(tokenizer, behind, [*prompt, *ids[:count]])[0] == whole, count
 
 
 def test_stop_strings_are_the_models_own_words(tokenizer: BundleTokenizer) -> None:
