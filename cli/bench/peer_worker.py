@@ -72,7 +72,10 @@ class Runtime(Protocol):
 
 
 class OpenVinoGenAi(Runtime):
-    """openvino-genai's `LLMPipeline`, with its own defaults but for the threads and the options given."""
+    """openvino-genai's `LLMPipeline`, with its own defaults but for the threads and the options given.
+
+    It keeps no prompt either: by default a second way to decode the same question would find it read.
+    """
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         import openvino_genai
@@ -87,6 +90,9 @@ class OpenVinoGenAi(Runtime):
             return
         if draft is not None:
             properties["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", INFERENCE_NUM_THREADS=threads)
+        if properties.get("ATTENTION_BACKEND") != "SDPA":  # which has no pages
+            properties["scheduler_config"] = openvino_genai.SchedulerConfig()
+            properties["scheduler_config"].max_num_batched_tokens = sys.maxsize  # its own choice in this pipeline
         self._pipe = openvino_genai.LLMPipeline(str(model), "CPU", **properties)
 
     def decode(self, asked: Asked) -> Decoded:
