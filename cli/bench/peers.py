@@ -187,7 +187,7 @@ class Peer(Entrant):
             drafted: tokens that it drafts at a time, if it has a draft.
         """
         self.name, self._ends, self._decode_text = option.name, list(ends), decode_text
-        self._is_plain = option.draft is None
+        self._is_plain, self._context = option.draft is None, context
         self._settings = {} if self._is_plain else {"num_drafted": drafted}
         draft = [] if option.draft is None else ["--draft", str(option.draft)]
         arguments = [option.runtime, str(option.model), "--threads", str(threads), *draft]
@@ -207,6 +207,7 @@ class Peer(Entrant):
 
     def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
         """Answer; the token that ended the text is taken for the first of those that may."""
+        most = min(most, self._context - len(ids))  # where our texts end, too
         request = {"ids": list(ids), "most": most, "ends": self._ends, "settings": self._settings}
         found = self._worker.decode(request)
         tokens = [int(token) for token in found["ids"]]
