@@ -26,10 +26,7 @@ Borrow = Callable[[int], Sequence[AbstractContextManager[Writer]]]
 
 
 def side_by_side(
-    own: Writer,
-    texts: Sequence["Begin[Writer]"],
-    borrow: "Borrow[Writer]",
-    goes_on: Callable[[], bool] = lambda: True,
+    own: Writer, texts: Sequence["Begin[Writer]"], borrow: "Borrow[Writer]", goes_on: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[int, Chunk]]:
     """Chunks of all texts with the text's number: those of the first, then those of the second, and so on.
 

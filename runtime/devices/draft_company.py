@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from mirrorsd.runtime.backends.joint_rounds import JointRounds
 from mirrorsd.runtime.devices.company import TURN_S, WAIT_SHARE, Entry
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.workers import WATCH_S, DeviceWorker
 from mirrorsd.runtime.ledger import Ticket
 from mirrorsd.runtime.turns import LOOK_S
 
@@ -124,17 +124,16 @@ class DraftCompany:
 
 
 def _do_in_turn(
-    worker: DeviceWorker,
-    turns: DeviceWorker,
-    gather: Callable[[], list[Entry]],
-    do: Callable[[Sequence[Entry]], None],
+    worker: DeviceWorker, turns: DeviceWorker, gather: Callable[[], list[Entry]], do: Callable[[Sequence[Entry]], None]
 ) -> None:
     """Do a worker's jobs while nobody else has the turn: who had it until then may want to join."""
     entries = gather()
     while (own := _take_turn(turns)) is None:
-        turn = turns.turn
-        if not turn.acquire(timeout=TURN_S):
-            turns.turn = threading.Lock()  # who has the other one hangs: nobody waits for that again
+        turn, late, until = turns.turn, None, perf_counter() + TURN_S
+        while not (is_free := turn.acquire(timeout=min(WATCH_S, TURN_S))) and perf_counter() < until:
+            late = turns.end_overdue(late)
+        if not is_free:
+            _pass_over(turns)
             break
         turn.release()
         worker.jobs.backlog.extendleft(reversed(entries[1:]))
@@ -146,6 +145,14 @@ def _do_in_turn(
             own.release()
 
 
+def _pass_over(turns: DeviceWorker) -> None:
+    """Who has the turn hangs: nobody waits for that again."""
+    with turns.jobs.lock:
+        turns.turn = threading.Lock()
+        if turns.loan is not None:
+            turns.loan.is_hung = True
+
+
 def _take_turn(turns: DeviceWorker) -> "threading.Lock | None":
     """The turn, which is then to be released; None, at once, where another has it or the device is lent.
 
@@ -153,7 +160,7 @@ def _take_turn(turns: DeviceWorker) -> "threading.Lock | None":
     """
     with turns.jobs.lock:
         turn = turns.turn
-        return turn if turns.loan is None and turn.acquire(blocking=False) else None
+        return turn if (turns.loan is None or turns.loan.is_hung) and turn.acquire(blocking=False) else None
 
 
 def _drafter_of(entry: Entry) -> int:

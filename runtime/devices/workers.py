@@ -6,9 +6,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from math import inf
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
@@ -18,16 +20,19 @@ from mirrorsd.runtime.turns import LOOK_S
 Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
-_WATCH_S = 1.0
+WATCH_S = 1.0
 """Between two looks at a device: 0.06 ms a second. 0.05: 1.06. 5: 0.01 (`bench/claims/process/first_times.py`)."""
 
 
-class _Loan(NamedTuple):
-    """Who does the device's work on a thread of its own, and what is done about work that is late."""
+@dataclass(slots=True)
+class _Loan:
+    """Who does the device's work on a thread of its own, since when, and what is done about work that is late."""
 
     thread: int
     owner: object
     overdue: Overdue | None
+    started: float = inf
+    is_hung: bool = False  # nobody waits for its end any more
 
 
 class _Jobs:
@@ -159,6 +164,7 @@ class DeviceWorker(Worker):
                 if self.loan is not loan:
                     return self.submit(job, owner)
                 with self.turn, pinned(self.cores):
+                    loan.started = perf_counter()
                     self.do(Entry(job, ticket, owner, None))
             finally:
                 self._give_back(loan)
@@ -200,7 +206,7 @@ class DeviceWorker(Worker):
         """
         while not ticket.wait(LOOK_S):
             late = self._job_started if self.running_seconds() > deadline_s else None
-            if is_over() or (late is not None and not ticket.wait(_WATCH_S) and self._job_started == late):
+            if is_over() or (late is not None and not ticket.wait(WATCH_S) and self._job_started == late):
                 return ticket.done()
         return True
 
@@ -257,8 +263,8 @@ class DeviceWorker(Worker):
 
     def _do_next(self, entry: Entry) -> None:
         entries, late = self.with_others(entry), None
-        while not self.turn.acquire(timeout=_WATCH_S):
-            late = self._end_overdue(late)
+        while not self.turn.acquire(timeout=WATCH_S):
+            late = self.end_overdue(late)
         try:
             self.do_together(entries)
         finally:
@@ -271,16 +277,17 @@ class DeviceWorker(Worker):
         late: float | None = None
         while True:
             try:
-                return self.jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
+                return self.jobs.queue.get(timeout=WATCH_S if self._is_lent else None)
             except queue.Empty:
-                late = self._end_overdue(late)
+                late = self.end_overdue(late)
 
-    def _end_overdue(self, seen: float | None) -> float | None:
+    def end_overdue(self, seen: float | None) -> float | None:
         """End the job on the thread it was lent to if it is overdue, as it was when it was `seen`; when it began."""
-        overdue = getattr(self.loan, "overdue", None)
-        late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
-        if overdue is not None and late is not None and late == seen:
-            overdue.terminate()
+        loan, late = self.loan, None
+        if loan is not None and loan.overdue and perf_counter() - loan.started > loan.overdue.deadline_s:
+            late = loan.started
+            if late == seen:
+                loan.overdue.terminate()
         return late
 
     def with_others(self, entry: Entry) -> list[Entry]:

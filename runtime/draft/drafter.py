@@ -4,7 +4,7 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, inf, log
 from typing import NamedTuple
 
 import numpy as np
@@ -376,7 +376,7 @@ def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, share
     ([7, 4], [0.4, 0.36])
     """
     known, others = ids.tolist(), (logprobs + log(1 - share)).tolist()
-    logprob = log(share)
+    logprob = log(share) if share > 0 else -inf
     if token in known:
         place = known.index(token)
         logprob = log(share + exp(others[place]))

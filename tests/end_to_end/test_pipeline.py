@@ -134,6 +134,14 @@ def test_a_program_may_change_its_folder(tiny_bundle: Path, own_cache: Path, mon
         assert found.stats.warnings == []
 
 
+def test_a_text_that_ends_within_its_prompt_has_figures(pipe: MirrorPipeline) -> None:
+    """Its deadline comes before anything of the prompt is read."""
+    found = pipe.generate(PROMPT * 40, max_new_tokens=4, deadline_s=1e-6)
+    assert found.stop_reason == "deadline" and not found.token_ids
+    assert 0 <= found.stats.prefill_ms <= 1e3 * found.stats.seconds
+    assert found.stats.tokens_per_second == 0
+
+
 def test_a_trace_is_written(pipe: MirrorPipeline, tmp_path: Path) -> None:
     result = pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True, method="mirror")
     result.write_trace(tmp_path / "trace.json")

@@ -252,6 +252,7 @@ class OnnxBatch(TargetBatch):
             return False
 
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
+        self._running = None  # what became of the last pass says nothing of these texts
         with raised_as(DeviceError, f"ONNX Runtime could not bind {len(passes)} conversations", ONNX_ERRORS):
             taken = seated(passes, [self._rooms.place_of(one.session) for one in passes], self._slots)
             assert taken is not None  # they were asked for

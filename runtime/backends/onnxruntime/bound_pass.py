@@ -122,12 +122,7 @@ class BoundPass:
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
         self._fixed_length = model.entry.capacity if captures else None
         self._spare_rows = model.entry.spare_rows
-        values = {
-            **self._inputs.values,
-            names.LOGIT_ROWS: rows.value,
-            **self._answer.values,
-            **cache,
-        }
+        values = {**self._inputs.values, names.LOGIT_ROWS: rows.value, **self._answer.values, **cache}
         self._mask: PassMask | None = None
         if model.takes_trees:
             count, capacity = num_rows + self._spare_rows, model.entry.capacity

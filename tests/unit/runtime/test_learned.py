@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 
+from mirrorsd.runtime.draft.drafter import mix
 from mirrorsd.runtime.policy.account import Account
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.tuned import check_learned, learned_of, recall
@@ -131,6 +133,8 @@ def test_any_number_in_any_place_is_refused_or_harmless() -> None:
             account = Account(known.pairs[False])
             account.worth_of_drafting(50.0, is_ready=False)
             account.may_try(50.0, 10)
-            known.lengths[False].repeats.reach(9, 6)
+            repeats = known.lengths[False].repeats
+            repeats.reach(9, 6)
+            mix(np.array([4, 5]), np.log(np.array([0.6, 0.3])), 7, repeats.share(repeats.chance(3)))
             taken += 1
     assert taken > 50

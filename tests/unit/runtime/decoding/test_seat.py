@@ -182,7 +182,7 @@ def test_a_draft_that_fails_changes_no_token(
 
 @pytest.mark.parametrize("method", ["serial", "mirror"])
 def test_a_draft_that_hangs_is_given_up(make_bench: Make, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 0.05)
     release = threading.Event()
 
     def hang() -> list[int]:

@@ -17,7 +17,7 @@ from mirrorsd.runtime.devices import draft_company
 from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.devices.draft_company import AskedJob, DraftCompany, DraftJob
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.ledger import Ledger, TargetPass, Ticket
+from mirrorsd.runtime.ledger import Ledger, Overdue, TargetPass, Ticket
 from mirrorsd.testing.fake import FakeBatch, FakeTarget
 
 
@@ -219,6 +219,37 @@ def test_nobody_waits_for_a_draft_that_hangs(
     assert perf_counter() - started < 0.08, "only the first pass waits"
     release.set()
     assert hung.result() is True
+
+
+def test_a_lent_pass_that_hangs_is_ended_in_time_and_keeps_nobody(
+    table: Table, target: DeviceWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though draft and target take turns: who waits for a turn has an eye on it, and does not ask again and again."""
+    monkeypatch.setattr(draft_company, "WATCH_S", 0.05)
+    lent, taken = DeviceWorker("lent", is_lent=True), 0
+    company = DraftCompany(table.worker, table.rounds, lent)
+    company.open()
+    gather, release, asked = lent.with_others, threading.Event(), threading.Event()
+
+    def counted(entry: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return gather(entry)
+
+    monkeypatch.setattr(lent, "with_others", counted)
+    monkeypatch.setattr(draft_company, "TURN_S", 0.5)
+    overdue = Overdue(0.8, asked.set)
+    hung = threading.Thread(target=lambda: lent.perform(lambda: release.wait(20), "a", overdue))
+    hung.start()
+    while lent.loan is None:
+        sleep(0.001)
+    tickets = [lent.submit(lambda: "over", "b") for _ in range(3)]
+    assert all(ticket.wait(10) for ticket in tickets), "nobody waits for it again"
+    assert asked.wait(10), "it is ended, whoever has gone on beside it"
+    assert taken < 20
+    release.set()
+    hung.join()
+    assert lent.close()
 
 
 def test_what_is_prepared_beside_the_target_is_no_part_of_what_waits_for_it(table: Table, target: DeviceWorker) -> None:

@@ -48,7 +48,7 @@ def test_a_hung_device_is_left_behind_when_the_worker_closes() -> None:
 
 
 def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 0.05)
     worker, release = DeviceWorker("test"), threading.Event()
     hung, behind = worker.submit(release.wait, "one"), worker.submit(lambda: 1, "two")
     assert not worker.wait(hung, 10.0, is_over=lambda: True)
@@ -63,11 +63,14 @@ def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it(monkeypatch: 
 @pytest.mark.parametrize("is_lent", [False, True])
 def test_a_process_that_was_stopped_finds_no_job_too_late(monkeypatch: pytest.MonkeyPatch, *, is_lent: bool) -> None:
     """As by Ctrl-Z and `fg`: all at once, the job has been running for an hour."""
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.6)  # one look, and no second one
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 0.6)  # one look, and no second one
     worker, begun, terminated = DeviceWorker("test", is_lent=is_lent), threading.Event(), threading.Event()
 
     def job() -> bool:
-        worker._job_started = time.perf_counter() - 3600
+        if worker.loan is not None:
+            worker.loan.started -= 3600
+        else:
+            worker._job_started = time.perf_counter() - 3600
         begun.set()
         return terminated.wait(0.7)
 
@@ -76,7 +79,7 @@ def test_a_process_that_was_stopped_finds_no_job_too_late(monkeypatch: pytest.Mo
     else:
         ticket = worker.submit(job)
         assert begun.wait(5)
-        monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 5.0)
+        monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 5.0)
         assert worker.wait(ticket, 60.0)
     assert worker.close()
 
@@ -91,7 +94,7 @@ def test_time_behind_others_does_not_count_as_long_as_each_job_ends_in_time() ->
 def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 0.05)
     worker, terminated = DeviceWorker("test", is_lent=True), threading.Event()
     ticket = worker.perform(lambda: terminated.wait(60), "one", Overdue(0.1, terminated.set))
     assert ticket.result()
@@ -101,7 +104,7 @@ def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread(
 
 def test_a_lent_job_is_terminated_in_time_though_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's own thread has another's job in its hands by then."""
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers.WATCH_S", 0.05)
     worker, terminated, others = DeviceWorker("test", is_lent=True), threading.Event(), list[Ticket[int]]()
 
     def job() -> bool:
