@@ -57,8 +57,8 @@ class Kept:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the bundle is at none of these paths any more."""
-        return not any(map(self._is_at, self.bundles))
+        """Whether the bundle is at none of these paths any more; of one without a known path nobody can say."""
+        return bool(self.bundles) and not any(map(self._is_at, self.bundles))
 
     def _is_at(self, bundle: Path) -> bool:
         try:

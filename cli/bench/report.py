@@ -64,7 +64,7 @@ def summary(settings: Mapping[str, Any], runs: tables.Runs, own: Sequence[str], 
     """
     differences = tables.find_differences(runs, own)
     others = [name for name in runs if name not in own]
-    elsewhere = tables.find_differences(runs, [own[0], *others]) if others else []
+    elsewhere = tables.find_differences(runs, [own[0], *others], with_ends=False) if others else []
     return {
         "settings": dict(settings),
         "identical": not differences,

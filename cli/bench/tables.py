@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, zip_longest
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -244,19 +244,28 @@ def points(runs: Runs) -> list[dict[str, Any]]:
     return found
 
 
-def find_differences(runs: Runs, names: Sequence[str]) -> list[Difference]:
-    """Where the answers of these entrants leave plain decoding's, or the first one's where that was not measured."""
+def find_differences(runs: Runs, names: Sequence[str], *, with_ends: bool = True) -> list[Difference]:
+    """Where the answers of these entrants leave plain decoding's, or the first one's where that was not measured.
+
+    Without ends, the token that ended a text is not compared: other runtimes do not say which one it was.
+    """
     reference = REFERENCE if REFERENCE in names else names[0]
     found = []
     for name in names:
         for run, (lines, others) in enumerate(zip(runs[name], runs[reference], strict=True), start=1):
-            texts = {line["question_id"]: line["choices"][0]["tokens"] for line in others}
+            texts = {line["question_id"]: _tokens(line, with_ends) for line in others}
             for line in lines:
-                where = _first_difference(line["choices"][0]["tokens"], texts.get(line["question_id"], []))
+                where = _first_difference(_tokens(line, with_ends), texts.get(line["question_id"], []))
                 if where is not None:
                     place = {"question_id": line["question_id"], "run": run, "turn": where[0], "position": where[1]}
                     found.append(Difference(method=name, reference=reference, **place))
     return found
+
+
+def _tokens(line: Line, with_ends: bool) -> list[list[int]]:
+    choice = line["choices"][0]
+    ended = [reason == "eos" and not with_ends for reason in choice.get("finish_reason", ())]
+    return [ids[:-1] if is_cut else ids for ids, is_cut in zip_longest(choice["tokens"], ended, fillvalue=False)]
 
 
 def _first_difference(turns: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:

@@ -118,6 +118,16 @@ def test_the_first_different_token_is_named_with_its_question_and_run() -> None:
     assert tables.find_differences(runs, ["auto"]) == []
 
 
+def test_other_runtimes_end_a_text_with_whichever_token() -> None:
+    """Llama 3's texts may end with three, and a runtime says only that one came."""
+    ours, theirs = ([line(1, 3, 1.0, tokens=[[5, 6, end]], finish_reason=["eos"])] for end in (8, 9))
+    runs = {"plain": [ours], "peer": [theirs]}
+    assert tables.find_differences(runs, ["plain", "peer"], with_ends=False) == []
+    assert len(tables.find_differences(runs, ["plain", "peer"])) == 1
+    theirs[0]["choices"][0]["finish_reason"] = ["length"]
+    assert len(tables.find_differences(runs, ["plain", "peer"], with_ends=False)) == 1
+
+
 def test_a_point_is_a_question_s_mean_over_its_runs() -> None:
     runs = {"plain": [[line(1, 4, 2.0)]], "auto": [[line(1, 4, 1.0)], [line(1, 8, 1.0)]]}
     found = next(point for point in tables.points(runs) if point["method"] == "auto")
