@@ -1,6 +1,7 @@
 """The attention that Hugging Face's layers call while they are trained here, or write text in batches.
 
-Owns: causal attention, attention over a cache, and attention of streams, each with a family's scale, window and cap.
+Owns: causal attention, attention over a cache, and attention of streams, each with a family's scale, window, cap and
+sinks.
 Does not own: layers and rotary positions (`mirrorsd.families`), or attention in exported graphs (`mirrorsd.export`).
 
 `use_training_attention(model)` switches a model over. Called as Hugging Face does, a layer then attends causally; with
@@ -18,31 +19,58 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from mirrorsd.graphs.errors import ConfigError
+
 __all__ = ["AttentionRule", "CachedRows", "StreamRows", "training_attention_in", "use_training_attention"]
 
 TRAINING_ATTENTION = "mirrorsd_training"
+_WITHOUT_EFFECT = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
+"""What families pass besides, and what changes nothing here: dropout is left out."""
 
 
 class AttentionRule:
-    """What a family does with attention scores: a factor, a window (rows seen, the own one included), a cap."""
+    """What a family does with attention scores: a factor, a window (rows seen, the own one included), a cap, sinks.
 
-    __slots__ = ("scaling", "softcap", "window")
+    A sink is a score of a head that takes its share of the weights and gives nothing: `sinks [h]`.
+    """
 
-    def __init__(self, scaling: float, window: int | None, softcap: float | None) -> None:
-        self.scaling, self.window, self.softcap = scaling, window, softcap
+    __slots__ = ("scaling", "sinks", "softcap", "window")
+
+    def __init__(self, scaling: float, window: int | None, softcap: float | None, sinks: Tensor | None = None) -> None:
+        self.scaling, self.window, self.softcap, self.sinks = scaling, window, softcap, sinks
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are the softmax of the scores alone."""
+        return self.softcap is None and self.sinks is None
 
     def weigh(self, scores: Tensor, hidden: Tensor | None) -> Tensor:
-        """Turn scaled `scores` into weights over the last axis; `hidden` marks what may not be seen."""
+        """Turn scaled `scores [B,kvh,heads of a group,...,K]` into weights; `hidden` marks what may not be seen."""
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
-        return scores.softmax(-1)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype).reshape(scores.shape[1], -1, *(1,) * (scores.dim() - 3))
+        return torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1).softmax(-1)[..., :-1]
 
     def causal(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend causally with the last `S` of `K` rows: `queries [B,h,S,d]`, `keys`, `values [B,kvh,K,d]`."""
         size, num_keys = queries.shape[2], keys.shape[2]
-        if self.softcap is None and size == num_keys and (self.window is None or self.window >= size):
+        if size == 1:
+            return self.last_row(queries, keys, values)
+        if self.is_plain and size == num_keys and (self.window is None or self.window >= size):
             return F.scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, scale=self.scaling, enable_gqa=True
             )
@@ -61,7 +89,7 @@ class AttentionRule:
             keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
         # The heads of one group stand where the rows would, so that nothing is repeated.
         grouped = queries.reshape(len(keys), keys.shape[1], -1, keys.shape[3])
-        if self.softcap is None:
+        if self.is_plain:
             attended = F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling)
         else:
             attended = self.weigh(grouped * self.scaling @ keys.transpose(-1, -2), None).to(values.dtype) @ values
@@ -166,7 +194,8 @@ def training_attention(
     rows: RowsInFlight | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    s_aux: Tensor | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend for one of Hugging Face's attention modules.
 
@@ -180,11 +209,23 @@ def training_attention(
         rows: How the rows attend; None for causal attention among them.
         sliding_window: Rows that a row sees, itself included; None for all before it.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
+        s_aux: Sinks `[h]`; None for none.
+        others: What changes nothing here.
 
     Returns:
         `[B,S,h,d]` and None (HF's place for attention weights).
+
+    Raises:
+        ConfigError: A family passes something that nobody here knows, and that may change what rows see.
     """
-    rule = AttentionRule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    unknown = [name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT]
+    if unknown or others.get("is_causal") is False:
+        raise ConfigError(
+            f"{type(module).__name__} asks for attention with {', '.join(unknown) or 'is_causal=False'}, which "
+            "training does not know: texts and losses would be wrong; take a model of another family (docs/models.md)"
+        )
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = AttentionRule(factor, sliding_window, softcap, s_aux)
     if rows is None:
         attended = rule.causal(query, key, value)
     else:

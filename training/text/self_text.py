@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError
@@ -64,12 +65,17 @@ class SelfTextConfig:
 
 
 class BatchedDecoder:
-    """A target with training attention and a cache for `B` texts that are all at the same position."""
+    """A target with training attention and a cache for `B` texts that are all at the same position.
+
+    A target with recurrent layers decodes with Hugging Face's cache, which holds their states too.
+    """
 
     def __init__(self, target: PreTrainedModel, capacity: int) -> None:
         """Reserve the cache; `capacity` is the longest text in tokens."""
+        self._target = target
         self._parts = parts_of(target)
         self._cache = CachedRows(capacity)
+        self._states = DynamicCache(config=target.config) if self._parts.mixers else None
 
     @property
     def position(self) -> int:
@@ -78,18 +84,30 @@ class BatchedDecoder:
 
     def feed(self, ids: Tensor) -> Tensor:
         """Feed `ids [B,S]` (S > 1 only into an empty cache) and return the last row's logits `[B,V]`."""
+        logits = self._by_layers(ids) if self._states is None else self._with_states(ids)
+        self._cache.position += ids.shape[1]
+        return logits.float()
+
+    def _by_layers(self, ids: Tensor) -> Tensor:
         parts, cache = self._parts, self._cache
         positions = torch.arange(cache.position, cache.position + ids.shape[1])[None]
         hidden = parts.embed(ids, positions)
         angles = parts.angles(hidden, positions)
         for layer, angle in zip(parts.layers, angles, strict=True):
             hidden = layer(hidden, position_embeddings=angle, position_ids=positions, rows=cache)
-        cache.position += ids.shape[1]
-        return parts.logits(hidden[:, -1]).float()
+        return parts.logits(hidden[:, -1])
+
+    def _with_states(self, ids: Tensor) -> Tensor:
+        model: Any = self._target
+        logits: Tensor = model(ids, past_key_values=self._states, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
         """Forget all texts but `rows`."""
-        self._cache.keep(rows)
+        if self._states is None:
+            self._cache.keep(rows)
+        else:
+            self._states.reorder_cache(rows)  # which takes any rows, and selects states too
 
 
 @torch.inference_mode()
