@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families import parts_of
 from mirrorsd.families.decoder_parts import LogitScale
@@ -114,6 +114,31 @@ def test_a_head_learns_and_comes_back_from_its_folder(
         same = head_losses(teacher, again, taken, spans, config)
     torch.testing.assert_close(same.total, after.total, rtol=0.01, atol=0.01)
     assert not set(own_tensors(network)) & set(network.config.borrowed)
+
+
+@pytest.mark.parametrize(
+    ("family", "stored_less_one", "like_llama"),
+    [("llama", 0, True), ("qwen3", 0, True), ("qwen3_5_text", 1, True), ("gemma2", 1, False), ("olmo2", 0, False)],
+)
+def test_norms_begin_as_what_the_targets_multiply_by(family: str, stored_less_one: int, like_llama: bool) -> None:
+    """Some families store a norm's weight less one; some have a norm behind attention by the name of that before it."""
+    sizes: Any = {
+        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64,
+    }  # fmt: skip
+    other = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval().requires_grad_(False)
+    for name, weight in other.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.uniform_(0.2, 0.9)
+    own = make_head(replace(PLANS["eagle3"], taps=(0, 1, 3)).config(other), other).state_dict()
+    layer = other.model.layers[-1]
+    assert torch.equal(own["norm.weight"], other.model.norm.weight + stored_less_one)
+    wanted = layer.post_attention_layernorm.weight + stored_less_one if like_llama else torch.ones(32)
+    assert torch.equal(own["layers.0.post_attention_layernorm.weight"], wanted)
+    has_input_norm = hasattr(layer, "input_layernorm")
+    assert torch.equal(
+        own["fc_norm.2.weight"], layer.input_layernorm.weight + stored_less_one if has_input_norm else torch.ones(32)
+    )
 
 
 def test_the_targets_weights_are_as_they_were_after_a_training(
