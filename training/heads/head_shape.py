@@ -24,7 +24,7 @@ from mirrorsd.training.draft_shape import low_rank_head
 from mirrorsd.training.heads.features import check_taps
 from mirrorsd.training.heads.head_folder import lend
 
-__all__ = ["HeadPlan", "frequent_tokens", "make_head"]
+__all__ = ["HeadPlan", "frequent_tokens", "make_head", "num_trained"]
 
 _SEED = 22
 _LINK_RANK = 128
@@ -146,6 +146,13 @@ def _layer_sizes(given: Any) -> dict[str, Any]:
         "rope": dict(rope),
         "qk_norm": given.model_type == "qwen3",
     }
+
+
+def num_trained(config: HeadConfig) -> int:
+    """How many parameters of such a head are trained, those that are not its target's; nothing takes memory."""
+    with torch.device("meta"):
+        network = build_head(config)
+    return sum(own.numel() for name, own in network.named_parameters() if name not in config.borrowed)
 
 
 def frequent_tokens(tokens: NDArray[Any], count: int, vocab_size: int) -> Tensor:
