@@ -41,8 +41,9 @@ def cut(target: Path, out: Path, first: int, last: int) -> None:
         raise SystemExit(f"{target} has {num_layers} layers; --first {first} and --last {last} do not fit")
     kept = [*range(first), *range(num_layers - last, num_layers)]
     model.model.layers = torch.nn.ModuleList(model.model.layers[number] for number in kept)
-    if getattr(model.config, "layer_types", None) is not None:
-        model.config.layer_types = [model.config.layer_types[number] for number in kept]
+    for entry in ("layer_types", "no_rope_layers"):  # the second is SmolLM3's
+        if getattr(model.config, entry, None) is not None:
+            setattr(model.config, entry, [getattr(model.config, entry)[number] for number in kept])
     model.config.num_hidden_layers = len(kept)
     model.save_pretrained(out)
     if is_file:

@@ -46,7 +46,8 @@ class DistillConfig:
 
     Attributes:
         stream_weight: Weight of each stream's loss (the main row has 1).
-        streams_from: Share of the training after which the streams join; before it only main rows are trained.
+        streams_from: Share of the training after which the streams join; before it only main rows are trained. With
+            `streams_only` they are there from the start.
         argmax_weight: Share of cross-entropy with the target's argmax; the rest is `loss`.
         loss: "kl", "tv" or "lk": see `divergence`.
         prompt_weight: Weight of tokens that the target did not write itself, which have 1.
@@ -192,7 +193,7 @@ def distill_draft(
     rows_of = TargetRows(target, config.remembered_bytes, is_compiled=config.is_compiled)
 
     def tips() -> Tensor:
-        if timed.done_share() < config.streams_from:
+        if not config.streams_only and timed.done_share() < config.streams_from:
             return torch.empty(0, dtype=torch.long)
         return draw_tip_rows(config, draft.num_streams, timed.step)
 

@@ -32,6 +32,8 @@ __all__ = [
 
 _HEAD_DIM = 64
 _SEED = 21
+_ENTRIES_BY_LAYER = ("layer_types", "no_rope_layers")
+"""Entries of a config that say something of each layer; the second is SmolLM3's."""
 _LIKE_LLAMA = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2")
 
 
@@ -118,8 +120,9 @@ def draft_from_layers(
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = len(layers)
     config.tie_word_embeddings = config.tie_word_embeddings and not head.rank
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number] for number in layers]
+    for entry in _ENTRIES_BY_LAYER:
+        if getattr(config, entry, None):
+            setattr(config, entry, [getattr(config, entry)[number] for number in layers])
     setattr(config, SHARES_EMBEDDING, True)
     setattr(config, HEAD_RANK, head.rank or None)
     setattr(config, HEAD_TOKENS, head.num_tokens or None)

@@ -24,10 +24,12 @@ from mirrorsd.training.draft_shape import low_rank_head
 from mirrorsd.training.heads.features import check_taps
 from mirrorsd.training.heads.head_folder import lend
 
-__all__ = ["HeadPlan", "frequent_tokens", "make_head"]
+__all__ = ["HeadPlan", "frequent_tokens", "make_head", "num_trained"]
 
 _SEED = 22
 _LINK_RANK = 128
+_NORMS_OF_A_LAYER = {"input_layernorm", "post_attention_layernorm"}
+"""Those of Llama's layers and of heads'; in layers with others, these names may stand for norms at other places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,13 @@ def _layer_sizes(given: Any) -> dict[str, Any]:
     }
 
 
+def num_trained(config: HeadConfig) -> int:
+    """How many parameters of such a head are trained, those that are not its target's; nothing takes memory."""
+    with torch.device("meta"):
+        network = build_head(config)
+    return sum(own.numel() for name, own in network.named_parameters() if name not in config.borrowed)
+
+
 def frequent_tokens(tokens: NDArray[Any], count: int, vocab_size: int) -> Tensor:
     """The `count` most frequent of `tokens`, in rising order `[count]`; ties go to the smaller id.
 
@@ -189,14 +198,27 @@ def _begin_vocabulary(network: HeadNetwork, head: Tensor, tokens: NDArray[Any] |
 def _begin_layers(network: HeadNetwork, target: PreTrainedModel) -> None:
     """Copy what fits: the last layers, the final norm, and each tap's norm from the layer that reads it."""
     own, parts = network.state_dict(), parts_of(target)
-    theirs: dict[str, Tensor] = {f"norm.{name}": weight for name, weight in parts.norm.state_dict().items()}
+    theirs = {f"norm.{name}": weight for name, weight in _as_multiplied(parts.norm).items()}
     first = len(parts.layers) - network.config.num_layers
     for number in range(network.config.num_layers):
-        of_layer = parts.layers[first + number].state_dict()
+        layer = parts.layers[first + number]
+        of_layer = _as_multiplied(layer)
+        if {name for name, _ in layer.named_children() if "norm" in name} != _NORMS_OF_A_LAYER:
+            of_layer = {name: weight for name, weight in of_layer.items() if "norm" not in name.partition(".")[0]}
         theirs |= {f"layers.{number}.{name}": weight for name, weight in of_layer.items()}
     for place, tap in enumerate(network.config.taps):
         if isinstance(tap, int) and tap < len(parts.layers):
-            of_layer = parts.layers[tap].state_dict()
+            of_layer = _as_multiplied(parts.layers[tap])
             theirs |= {f"fc_norm.{place}.weight": of_layer.get("input_layernorm.weight", torch.empty(0))}
     fitting = {name: weight for name, weight in theirs.items() if name in own and own[name].shape == weight.shape}
     network.load_state_dict({**own, **fitting})
+
+
+def _as_multiplied(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of `module` by name; those of norms are what a row is multiplied by, which some store less one."""
+    found: dict[str, Tensor] = module.state_dict()
+    for name, part in module.named_modules():
+        if type(part).__name__.endswith("RMSNorm") and isinstance(part.weight, Tensor):
+            said = part(torch.ones_like(part.weight))
+            found[f"{name}.weight".lstrip(".")] = part.weight + (said - part.weight).mean().round()
+    return found

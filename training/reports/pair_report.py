@@ -20,7 +20,7 @@ from mirrorsd.training.reports.miss_report import measure_misses
 from mirrorsd.training.reports.sampling_report import SamplingTrial, measure_sampling
 from mirrorsd.training.text.self_text import SelfText
 
-__all__ = ["SECTIONS", "TrainedPair", "report_pair"]
+__all__ = ["SECTIONS", "TrainedPair", "check_sections", "report_pair"]
 
 SECTIONS = ("agreement", "windows", "confirmed", "misses", "sampling")
 PASSES = (1, 2, 3)
@@ -35,6 +35,17 @@ class TrainedPair:
     exits: Mapping[int, nn.Module | None]
     draft: StreamingDraft
     baseline: StreamingDraft | None = None
+
+
+def check_sections(sections: Sequence[str]) -> None:
+    """Check that a report can have these sections.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    unknown = set(sections) - set(SECTIONS)
+    if unknown:
+        raise ConfigError(f"there is no section {min(unknown)!r}; allowed are {', '.join(SECTIONS)}")
 
 
 def report_pair(
@@ -59,9 +70,7 @@ def report_pair(
     Raises:
         ConfigError: There is no such section.
     """
-    unknown = set(sections) - set(SECTIONS)
-    if unknown:
-        raise ConfigError(f"there is no section {min(unknown)!r}; allowed are {', '.join(SECTIONS)}")
+    check_sections(sections)
     texts = [text for task in greedy.values() for text in task]
     makers: dict[str, Callable[[], Any]] = {
         "agreement": lambda: measure_agreement(pair.draft, texts),

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from mirrorsd.families.low_rank_head import head_tokens
 from mirrorsd.training.models.attention import training_attention_in
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.text.self_text import BatchedDecoder, SelfText
@@ -94,6 +96,8 @@ def _continue(
 ) -> tuple[Tensor, Tensor]:
     """Read `context` once and go on in as many copies as `noise [gamma, B, V]` has.
 
+    Tokens that the model's head does not name are never picked: their log-probability is -inf.
+
     Returns:
         Log-probabilities before each token `[gamma, B, V]`, and the tokens that `choose` picked `[gamma, B]`.
     """
@@ -106,6 +110,7 @@ def _continue(
     for step in range(gamma):
         if step:
             logits = decoder.feed(tokens[-1][:, None])
-        logs.append(logits[:, :vocab_size].log_softmax(-1))
+        named = logits[:, : min(vocab_size, head_tokens(model.config))]
+        logs.append(pad(named, (0, vocab_size - named.shape[1]), value=-torch.inf).log_softmax(-1))
         tokens.append(choose(step, logs[-1]))
     return torch.stack(logs), torch.stack(tokens)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.whole_file import whole_file
+from mirrorsd.graphs.whole_file import whole_file, write_whole
 from mirrorsd.training.run.device import narrowed
 from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
 
@@ -84,15 +84,28 @@ def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]],
     plan |= {"ends": list(config.ends), "temperatures": list(config.temperatures)}
     path = folder / PLAN_FILE
     if not path.is_file():
-        path.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        write_whole(path, f"{json.dumps(plan, indent=2)}\n".encode())
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = _read_plan(path)
     differing = [name for name in plan if plan[name] != found.get(name)]
     if differing:
         raise ConfigError(
             f"{folder} holds texts that were made otherwise ({', '.join(differing)} differ; made_from stands for the "
             "prompts and the target's weights); give these texts a folder of their own"
         )
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path} is damaged, so nobody knows how the texts beside it were made; remove both, or give these texts a "
+            "folder of their own"
+        )
+    return found
 
 
 def _save_batch(

@@ -1,6 +1,5 @@
 """`mirrorsd train draft`: a streaming draft for a target, distilled on text that the target writes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,20 +189,10 @@ def _train_all(
     return model
 
 
-def open_target_and_text(
-    checkpoint: Any,
-    source: shared.TextSource,
-    work: Path,
-    document_share: float,
-    check: Callable[[Any], object] = lambda model: None,
-) -> Any:
-    """The target, once it has written its text, and the corpus's documents if some are wanted.
-
-    `check` is called with the target before it writes: what does not go with it is refused there.
-    """
+def open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
+    """The target, once it has written its text, and the corpus's documents if some are wanted."""
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
-    check(model)
     shared.prepare_texts(model, checkpoint, work, source, only_held_back=document_share == 1)
     return model, documents
 

@@ -1,7 +1,6 @@
 """`mirrorsd train head`: a drafting head that reads the hidden states of its target, trained on text by that target."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,20 +105,26 @@ def head(
     rows |= {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
     how = HeadTrainingConfig(mix=read_mix(loss) or LossMix(**plan.usual.loss), **rows)
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
-    checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
+    size = _check_plan(plan, how, target)
+    checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
     shared.check_text(work, source, (batch, length), document_share, seconds)
-    check = partial(_check_plan, plan, how)
-    model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
+    model, documents = open_target_and_text(checkpoint, source, work, document_share)
     text = training_text([work, *(more_text or ())], documents, document_share)
     found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids)
     print_json(found) if as_json else print_head_report(found)
 
 
-def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", model: Any) -> None:
-    """Refuse what no head of this target can be, before the target writes any text."""
-    how.spans(plan.config(model).length)
+def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", target: Path) -> int:
+    """Refuse what no head of this target can be, before any weight is read; return how many parameters are trained."""
+    from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+    from mirrorsd.export.checkpoints.weightless import open_model
+    from mirrorsd.training.heads.head_shape import num_trained
+
+    config = plan.config(open_model(open_checkpoint(target, "target")).network)
+    how.spans(config.length)
+    return num_trained(config)
 
 
 def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tuple[Any, Any]) -> Any:

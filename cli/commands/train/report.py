@@ -10,6 +10,7 @@ from rich.table import Table
 from mirrorsd.cli.commands.train import target as shared
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import Question, read_questions
+from mirrorsd.cli.input.requests import check_writable
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.errors import ConfigError
@@ -46,11 +47,16 @@ def report(
 ) -> None:
     """Report agreement, accepted windows, confirmed tokens, where the draft missed, and sampling with shared noise."""
     questions = _first_per_task(read_questions(prompts), per_task)
+    sections = read_sections(only)
+    check_writable("--output", output)
     checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads, device=device)
     if draft is None and not head:
         raise ConfigError("there is nothing to report on; give --draft, --head or both")
     check_speaks_like(target, [folder for folder in (draft, baseline) if folder])
     model = shared.load_target(checkpoint)
+    pair = None if draft is None else load_pair(model, checkpoint.folder, draft, baseline)
+    heads = by_name(head or [])
+    check_heads(model, heads)
     greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids)
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
@@ -60,11 +66,9 @@ def report(
         "text": f"{len(questions)} questions of {prompts.name}, answered greedily by the target"
         + ("" if whole else ", before loops begin")
     }
-    if draft is not None:
-        sections = tuple(part.strip() for part in only.split(","))
-        pair = load_pair(model, checkpoint.folder, draft, baseline)
+    if pair is not None:
         found |= _report_draft(pair, greedy, sampled, sections)
-    found["heads"] = report_heads(model, head or [], greedy, sampled)
+    found["heads"] = report_heads(model, heads, greedy, sampled)
     found |= {"machine": describe_machine(), "versions": installed_versions()}
     if output is not None:
         write_whole(output, f"{json.dumps(found, indent=2)}\n".encode())
@@ -77,14 +81,41 @@ def _report_draft(pair: Any, greedy: Any, sampled: list["SelfText"], sections: t
     return report_pair(pair, greedy, sampled, sections=sections, show=lambda words: note(f"measured {words}"))
 
 
+def read_sections(text: str) -> tuple[str, ...]:
+    """Read `agreement,misses`.
+
+    Raises:
+        ConfigError: there is no such section.
+    """
+    from mirrorsd.training.reports.pair_report import check_sections
+
+    sections = tuple(part.strip() for part in text.split(","))
+    check_sections(sections)
+    return sections
+
+
+def by_name(folders: list[Path]) -> dict[str, Path]:
+    """Folders by their names; those that share one by their paths, as they were given."""
+    names = [folder.name for folder in folders]
+    return {folder.name if names.count(folder.name) == 1 else str(folder): folder for folder in folders}
+
+
+def check_heads(model: Any, heads: dict[str, Path]) -> None:
+    """Read every head once, so that the target does not answer for one that cannot be read or is another target's."""
+    from mirrorsd.training.heads.head_folder import load_head
+
+    for folder in heads.values():
+        load_head(folder, model)
+
+
 def report_heads(
-    model: Any, folders: list[Path], greedy: dict[str, list["SelfText"]], sampled: list["SelfText"]
+    model: Any, heads: dict[str, Path], greedy: dict[str, list["SelfText"]], sampled: list["SelfText"]
 ) -> dict[str, Any]:
-    """What drafting heads are worth, by the names of their folders."""
+    """What drafting heads are worth, by their names."""
     from mirrorsd.training.heads.head_folder import load_head
     from mirrorsd.training.heads.head_report import report_head
 
-    return {folder.name: report_head(model, load_head(folder, model), greedy, sampled) for folder in folders}
+    return {name: report_head(model, load_head(folder, model), greedy, sampled) for name, folder in heads.items()}
 
 
 def check_speaks_like(target: Path, drafts: list[Path]) -> None:

@@ -56,6 +56,7 @@ Deadline = Annotated[
     float | None, typer.Option(help="Be done at this time (seconds since 1970), whatever pauses there were.")
 ]
 
+_FOLDERS = (TEXT_FOLDER, HELD_BACK_FOLDER)
 _HELD_BACK_TEXTS = 400
 _HELD_BACK_TOKENS = 128
 
@@ -143,7 +144,7 @@ def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_
     if source.corpus is not None:
         _read_corpus(source.corpus, source.held_back)
     else:
-        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
+        needed = (HELD_BACK_FOLDER,) if only_held_back else _FOLDERS
         missing = [name for name in needed if not _has_text(work / name)]
         if missing:
             raise ConfigError(
@@ -280,8 +281,12 @@ def check_fresh(*folders: Path, resume: bool) -> None:
 
 
 def note_text(work: Path) -> None:
-    """Say how much text there is."""
+    """Say how much text there is, if any."""
     from mirrorsd.training.text.text_folder import load_texts
 
-    texts = load_texts(work / TEXT_FOLDER)
-    note(f"{len(texts)} texts, {sum(len(text.tokens) for text in texts) / 1e6:.2f} M tokens written by the target")
+    texts, held_back = (load_texts(work / name) if _has_text(work / name) else [] for name in _FOLDERS)
+    num_tokens = sum(len(text.tokens) for text in texts)
+    note(
+        f"{len(texts)} texts, {num_tokens / 1e6:.2f} M tokens written by the target, and {len(held_back)} texts held "
+        "back"
+    )

@@ -1,6 +1,7 @@
 """What is refused before anything is lost: bad corpora, folders in use, damaged checkpoints, too little memory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from mirrorsd.training.run.memory_need import check_memory, training_bytes
 from mirrorsd.training.run.schedule import WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, TimedRun
 from mirrorsd.training.text.corpus import Document, read_documents
+from mirrorsd.training.text.self_text import SelfTextConfig
+from mirrorsd.training.text.text_folder import PLAN_FILE, write_self_text
 
 MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
 
@@ -134,3 +137,24 @@ def test_streams_alone_want_something_to_train(
     plan = DraftPlan(**(sizes | {"source": Path("draft"), "streams_only": True} | changed))
     with pytest.raises(ConfigError, match=message):
         plan.check(Path("target"), num_streams, has_baseline)
+
+
+def test_the_plan_of_a_folder_of_texts_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = nn.Linear(2, 2)
+
+    def write() -> None:
+        write_self_text(target, [], tmp_path, SelfTextConfig(ends=(1,)))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        write()
+    assert not list(tmp_path.iterdir())
+    write()
+    plan = tmp_path / PLAN_FILE
+    for damaged in (plan.read_bytes()[:40], b"[]", b"\xff"):
+        plan.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"plan\.json is damaged"):
+            write()

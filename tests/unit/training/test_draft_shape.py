@@ -1,18 +1,20 @@
 """Drafts that are made of some of a target's layers: what they share, what their head is, and their files."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 from mirrorsd.families.low_rank_head import ReducedNorm
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.draft_shape import DraftHead, check_layers, draft_from_layers, draft_from_model
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape
 
+CUT_DRAFT = Path(__file__).parents[3] / "samples" / "cut_draft.py"
 HIDDEN = 32
 STREAMS = StreamShape(2, 1, 4, 8)
 IDS = torch.tensor([[5, 9, 1, 33, 7, 2]])
@@ -34,6 +36,25 @@ def test_all_layers_and_a_full_rank_are_the_target(head_rank: int) -> None:
     draft = draft_from_layers(target, STREAMS, (0, 1, 2, 3), DraftHead(head_rank))
     said = draft.logits(draft(IDS, torch.tensor([2])).main)
     torch.testing.assert_close(said, target(IDS).logits, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_layers_without_rope_stay_without_it(tmp_path: Path) -> None:
+    """SmolLM3's layers 1 and 3 have none here; of a draft of 0, 3 and of 1, 2 it is the second, then the first."""
+    sizes: Any = {
+        "vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "no_rope_layer_interval": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    target = SmolLM3ForCausalLM(SmolLM3Config(**sizes)).eval()
+    for layers, has_rope in (((0, 3), [1, 0]), ((1, 2), [0, 1])):
+        draft = draft_from_layers(target, STREAMS, layers, DraftHead(num_tokens=50))
+        assert [layer.self_attn.use_rope for layer in draft.base.model.layers] == has_rope
+        draft.save(tmp_path)
+        again = StreamingDraft.load(tmp_path, target.get_input_embeddings().weight).base
+        assert [layer.self_attn.use_rope for layer in again.model.layers] == has_rope
+    target.save_pretrained(tmp_path / "target")
+    runpy.run_path(str(CUT_DRAFT))["cut"](tmp_path / "target", tmp_path / "cut", 1, 1)
+    assert SmolLM3Config.from_pretrained(tmp_path / "cut").no_rope_layers == [1, 0]
 
 
 @torch.no_grad()

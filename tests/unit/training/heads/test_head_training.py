@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.cli.application import run
 from mirrorsd.families import parts_of
 from mirrorsd.families.decoder_parts import LogitScale
 from mirrorsd.graphs.errors import ConfigError, ExportError
@@ -21,10 +22,11 @@ from mirrorsd.training.divergence import LossMix
 from mirrorsd.training.heads.features import Teacher, teaching
 from mirrorsd.training.heads.head_folder import load_head, own_tensors, save_head
 from mirrorsd.training.heads.head_report import posterior_noise, report_head
-from mirrorsd.training.heads.head_shape import HeadPlan, make_head
+from mirrorsd.training.heads.head_shape import HeadPlan, make_head, num_trained
 from mirrorsd.training.heads.head_training import HeadTrainingConfig, draw_spans, head_losses, train_head
 from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, vocabulary_loss
 from mirrorsd.training.run.device import product_dtype
+from mirrorsd.training.run.memory_need import training_bytes
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig
 from mirrorsd.training.text.answers import continue_sampled
@@ -114,6 +116,53 @@ def test_a_head_learns_and_comes_back_from_its_folder(
         same = head_losses(teacher, again, taken, spans, config)
     torch.testing.assert_close(same.total, after.total, rtol=0.01, atol=0.01)
     assert not set(own_tensors(network)) & set(network.config.borrowed)
+
+
+@pytest.mark.parametrize(
+    ("family", "stored_less_one", "like_llama"),
+    [("llama", 0, True), ("qwen3", 0, True), ("qwen3_5_text", 1, True), ("gemma2", 1, False), ("olmo2", 0, False)],
+)
+def test_norms_begin_as_what_the_targets_multiply_by(family: str, stored_less_one: int, like_llama: bool) -> None:
+    """Some families store a norm's weight less one; some have a norm behind attention by the name of that before it."""
+    sizes: Any = {
+        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64,
+    }  # fmt: skip
+    other = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval().requires_grad_(False)
+    for name, weight in other.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.uniform_(0.2, 0.9)
+    own = make_head(replace(PLANS["eagle3"], taps=(0, 1, 3)).config(other), other).state_dict()
+    layer = other.model.layers[-1]
+    assert torch.equal(own["norm.weight"], other.model.norm.weight + stored_less_one)
+    wanted = layer.post_attention_layernorm.weight + stored_less_one if like_llama else torch.ones(32)
+    assert torch.equal(own["layers.0.post_attention_layernorm.weight"], wanted)
+    has_input_norm = hasattr(layer, "input_layernorm")
+    assert torch.equal(
+        own["fc_norm.2.weight"], layer.input_layernorm.weight + stored_less_one if has_input_norm else torch.ones(32)
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_what_is_trained_is_known_before_there_is_a_head(plan: HeadPlan, target: LlamaForCausalLM) -> None:
+    network = make_head(plan.config(target), target, np.arange(40))
+    assert num_trained(network.config) == sum(
+        weight.numel() for name, weight in own_tensors(network).items() if name != "lm_head.map"
+    )
+
+
+def test_a_head_counts_in_the_memory_that_a_training_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 1024}
+    target = LlamaForCausalLM(LlamaConfig(**sizes, **ends, intermediate_size=48))
+    target.save_pretrained(tmp_path / "target")
+    without = training_bytes(fixed=target.num_parameters(), trained=0, tokens=4 * 512, vocab_size=40)
+    monkeypatch.setattr("mirrorsd.machine.doctor.memory.free_memory", lambda _: without)
+    command = ["train", "head", str(tmp_path / "target"), "-o", str(tmp_path / "head"), "--kind", "medusa"]
+    assert run([*command, "--work", str(tmp_path / "work")]) == 2
+    assert "GB of memory" in capsys.readouterr().err
 
 
 def test_the_targets_weights_are_as_they_were_after_a_training(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.families.low_rank_head import HEAD_TOKENS
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.exit_adapter import exit_logits
 from mirrorsd.training.models.streaming_draft import StreamingDraft
@@ -82,6 +83,21 @@ def test_rejection_accepts_what_two_laws_have_in_common(target: LlamaForCausalLM
     assert first["sample_and_match"] == pytest.approx((p * q).sum().item(), abs=0.02)
     assert (common / (2 - common)) - 0.04 < first["shared_noise"] < common + 0.04
     assert found["accepted_per_window"]["rejection"] > first["rejection"]
+
+
+@torch.no_grad()
+def test_a_draft_samples_only_what_its_head_names(target: LlamaForCausalLM) -> None:
+    """Its law is that over the first 15 tokens; the others have no share, in rejection as in shared noise."""
+    reduced = StreamingDraft(tiny_model(2, seed=2), num_streams=0, num_stream_layers=0)
+    setattr(reduced.base.config, HEAD_TOKENS, 15)
+    text = SelfText([1, 7, 9, 30, 4], 4)
+    found = measure_sampling(target, reduced, [text], SamplingTrial(gamma=2, draws=3000, stride=8))
+    context = torch.tensor([text.tokens[:4]])
+    p, q = target(context).logits[0, -1].softmax(-1)[:15], reduced.base(context).logits[0, -1][:15].softmax(-1)
+    common = torch.minimum(p, q).sum().item()
+    assert found["accepted_first"]["rejection"] == pytest.approx(common, abs=0.03)
+    assert found["accepted_first"]["sample_and_match"] == pytest.approx((p * q).sum().item(), abs=0.02)
+    assert (common / (2 - common)) - 0.04 < found["accepted_first"]["shared_noise"] < common + 0.04
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(target: LlamaForCausalLM, texts: list[SelfText]) -> None:
