@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from math import inf
 from threading import get_ident
 from time import perf_counter
 from typing import Any, TypeVar
@@ -31,14 +30,14 @@ class _Loan:
     thread: int
     owner: object
     overdue: Overdue | None
-    started: float = inf
+    started: float | None = None
     is_hung: bool = False  # nobody waits for its end any more
 
 
 class _Jobs:
     """What a device is still to do: a queue, before it a backlog, and how many jobs of each owner are not over.
 
-    The lock is one that a thread may take twice, since a finaliser may leave a job wherever Python happens to run it.
+    A thread may take the lock twice: a finaliser may leave a job wherever Python happens to run it.
     """
 
     def __init__(self) -> None:
@@ -92,8 +91,7 @@ class DeviceWorker(Worker):
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
     device also works on the thread of whoever waits for it (`perform`).
 
-    An owner whose jobs the device does not get done waits for room; others do not wait for that. A forked child has no
-    such thread, and perhaps a lock that nobody will release: there nothing is touched.
+    An owner whose jobs the device does not get done waits for room; others do not. A forked child touches nothing.
 
     Attributes:
         cores: those that its thread stays on; any where there are none.
@@ -145,9 +143,6 @@ class DeviceWorker(Worker):
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
         That saves waking two threads, 0.1-0.2 ms. `overdue` says what the worker's own thread does about a late job.
-
-        Raises:
-            DeviceError: as `submit`.
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()
@@ -201,8 +196,7 @@ class DeviceWorker(Worker):
     def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait for a job; False once `is_over`, or when the job that is running takes longer than `deadline_s`.
 
-        Time behind others' jobs does not count, as long as each of them ends in time. A job that is late only since
-        the whole process had been stopped gets a moment.
+        Time behind others' jobs does not count while each ends in time. Late by a stop of the process gets a moment.
         """
         while not ticket.wait(LOOK_S):
             late = self._job_started if self.running_seconds() > deadline_s else None
@@ -283,12 +277,13 @@ class DeviceWorker(Worker):
 
     def end_overdue(self, seen: float | None) -> float | None:
         """End the job on the thread it was lent to if it is overdue, as it was when it was `seen`; when it began."""
-        loan, late = self.loan, None
-        if loan is not None and loan.overdue and perf_counter() - loan.started > loan.overdue.deadline_s:
-            late = loan.started
-            if late == seen:
-                loan.overdue.terminate()
-        return late
+        loan = self.loan
+        overdue, started = (loan.overdue, loan.started) if loan is not None else (None, None)
+        if overdue is None or started is None or perf_counter() - started <= overdue.deadline_s:
+            return None
+        if started == seen:
+            overdue.terminate()
+        return started
 
     def with_others(self, entry: Entry) -> list[Entry]:
         """The job, and passes that can be run together with it, of those that wait and those that are about to."""
@@ -372,9 +367,8 @@ class DeviceWorker(Worker):
             raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")
         if self._is_lent_here:
             raise GenerationError(
-                f"The {self.name} is in the middle of a pass on this very thread: a signal handler that interrupts it "
-                "can have no other pass there. Note the signal, and generate once the interrupted call has returned, "
-                "or on another thread."
+                f"The {self.name} is in the middle of a pass on this very thread: a signal handler can have no other "
+                "there. Note the signal, and generate once the interrupted call has returned, or on another thread."
             )
 
     def _check_open(self) -> None:

@@ -68,7 +68,7 @@ def test_a_process_that_was_stopped_finds_no_job_too_late(monkeypatch: pytest.Mo
 
     def job() -> bool:
         if worker.loan is not None:
-            worker.loan.started -= 3600
+            worker.loan.started = time.perf_counter() - 3600
         else:
             worker._job_started = time.perf_counter() - 3600
         begun.set()

@@ -27,6 +27,8 @@ NUM_TOKENS = 40
 class Letters:
     """A decoder whose token 0 is `a`, 1 is `b`, and so on."""
 
+    mark = ""
+
     def push(self, token: int) -> str:
         return chr(ord("a") + token)
 
