@@ -34,11 +34,14 @@ class MirrorExportCommand(BaseOptimumCLICommand):  # type: ignore[misc] # optimu
             if parameter.param_type_name == "argument":
                 parser.add_argument(parameter.name, **words)
                 continue
-            words["dest"] = parameter.name
+            words |= {"dest": parameter.name, "default": None}
             if parameter.is_flag:
                 words["action"] = "store_true"
+                if parameter.secondary_opts:
+                    parser.add_argument(*parameter.secondary_opts, **words | {"action": "store_false"})
             else:
-                words |= {"required": parameter.required, "default": None, "metavar": parameter.name.upper()}
+                words |= {"required": parameter.required, "metavar": parameter.name.upper()}
+                words |= {"action": "append"} if parameter.multiple else {}
             parser.add_argument(*parameter.opts, **words)
 
     def run(self) -> None:
@@ -50,8 +53,9 @@ class MirrorExportCommand(BaseOptimumCLICommand):  # type: ignore[misc] # optimu
             value = getattr(self.args, parameter.name)
             if parameter.param_type_name == "argument":
                 positional.append(value)
-            elif value is True:
-                options.append(parameter.opts[-1])
-            elif value is not None and value is not False:
-                options += [parameter.opts[-1], value]
+            elif isinstance(value, bool):
+                options.append((parameter.opts if value else parameter.secondary_opts)[-1])
+            elif value is not None:
+                for one in value if parameter.multiple else [value]:
+                    options += [parameter.opts[-1], one]
         sys.exit(run(["export", *options, "--", *positional]))

@@ -43,7 +43,9 @@ def test_help_lists_the_options_of_mirrorsd_export(
 
     assert run_optimum("export", "mirrorsd", "--help", monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    options = [option for parameter in export_parameters() for option in parameter.opts if option.startswith("--")]
+    options = [
+        option for one in export_parameters() for option in (*one.opts, *one.secondary_opts) if option[:2] == "--"
+    ]
     assert {"--draft", "--precision", "--head-precision", "--rounding", "--overwrite"} <= set(options)
     assert [option for option in options if option not in printed] == []
 
@@ -56,6 +58,10 @@ def test_what_is_given_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_optimum(*words, monkeypatch=monkeypatch) == 3
     expected = ["export", "--draft", "D", "--output", "OUT", "--precision", "int4", "--asymmetric", "--", "TARGET"]
     assert handed == [expected]
+    words = ("--draft", "D", "-o", "OUT", "--symmetric", "--no-batch-invariant", "--head", "A", "--head", "B", "TARGET")
+    assert run_optimum("export", "mirrorsd", *words, monkeypatch=monkeypatch) == 3
+    assert {"--symmetric", "--no-batch-invariant"} < {*handed[1]} and "--asymmetric" not in handed[1]
+    assert [handed[1][place + 1] for place, word in enumerate(handed[1]) if word == "--head"] == ["A", "B"]
 
 
 @pytest.mark.usefixtures("registered")
