@@ -21,7 +21,7 @@ class Limits:
         body_bytes: of a request's body, however much the context holds.
         token_bytes: of a prompt, its tools included, for each token that the context holds.
         head_bytes: of a request's line and headers.
-        nesting: of JSON in schemas, tools and template variables.
+        nesting: of JSON in schemas and tools.
         schema_bytes: of one schema or grammar, as compact JSON.
         head_s: to send a request's head, from the connection or its first byte.
         body_s: to send a request's body.
