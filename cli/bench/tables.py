@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, zip_longest
+from itertools import accumulate, chain, islice
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -264,8 +264,12 @@ def find_differences(runs: Runs, names: Sequence[str], *, with_ends: bool = True
 
 def _tokens(line: Line, with_ends: bool) -> list[list[int]]:
     choice = line["choices"][0]
-    ended = [reason == "eos" and not with_ends for reason in choice.get("finish_reason", ())]
-    return [ids[:-1] if is_cut else ids for ids, is_cut in zip_longest(choice["tokens"], ended, fillvalue=False)]
+    turns: list[list[int]] = choice["tokens"]
+    return (
+        turns
+        if with_ends
+        else [ids[:-1] if reason == "eos" else ids for ids, reason in zip(turns, choice["finish_reason"], strict=True)]
+    )
 
 
 def _first_difference(turns: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
