@@ -265,11 +265,9 @@ def find_differences(runs: Runs, names: Sequence[str], *, with_ends: bool = True
 def _tokens(line: Line, with_ends: bool) -> list[list[int]]:
     choice = line["choices"][0]
     turns: list[list[int]] = choice["tokens"]
-    return (
-        turns
-        if with_ends
-        else [ids[:-1] if reason == "eos" else ids for ids, reason in zip(turns, choice["finish_reason"], strict=True)]
-    )
+    if with_ends:
+        return turns
+    return [ids[:-1] if reason == "eos" else ids for ids, reason in zip(turns, choice["finish_reason"], strict=True)]
 
 
 def _first_difference(turns: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
