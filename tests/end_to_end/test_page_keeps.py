@@ -150,8 +150,8 @@ def test_a_question_without_room_stays_where_it_was_typed(open_page: Any) -> Non
     reader.page.evaluate(FULL)
     reader.page.fill("#question", LONG)
     reader.page.keyboard.press("Enter")
-    reader.page.wait_for_function("document.getElementById('state').textContent.includes('no room left')")
-    reader.page.wait_for_function(f"document.getElementById('question').value === {json.dumps(LONG)}")
+    reader.page.wait_for_function("() => document.getElementById('state').textContent.includes('no room left')")
+    reader.page.wait_for_function(f"() => document.getElementById('question').value === {json.dumps(LONG)}")
     assert reader.bodies == []
 
 
