@@ -267,7 +267,8 @@ def _tokens(line: Line, with_ends: bool) -> list[list[int]]:
     turns: list[list[int]] = choice["tokens"]
     if with_ends:
         return turns
-    return [ids[:-1] if reason == "eos" else ids for ids, reason in zip(turns, choice["finish_reason"], strict=True)]
+    reasons = choice.get("finish_reason", [""] * len(turns))
+    return [ids[:-1] if reason == "eos" else ids for ids, reason in zip(turns, reasons, strict=True)]
 
 
 def _first_difference(turns: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
