@@ -24,8 +24,9 @@ _THOUGHTS = "analysis"
 _THINK, _THOUGHT = "<think>\n", "\n</think>\n\n"
 _APART = ("thinking", "reasoning_content")
 _THOUGHT_AT_FIRST = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-_HEADER = re.compile(r"[\w .=:/-]{0,200}")
-"""What a header may be, marks apart: role, channel, the name of a tool, the kind of a body."""
+_TO = "to="
+_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", _TO)
+"""Of headers, marks apart: role, channel, kind of a body, and whom a call is for."""
 _TOOL = re.compile(r"to=(?:functions\.)?([\w.:/-]+)")
 
 
@@ -55,6 +56,15 @@ def begun_thoughts(messages: Conversation) -> str | None:
     content = text_of(messages[-1]["content"]).lstrip()
     is_begun = messages[-1]["role"] == "assistant" and content.startswith(_THINK) and "</think>" not in content
     return f"{CHANNEL}{_THOUGHTS}{MESSAGE}{content.removeprefix(_THINK)}" if is_begun else None
+
+
+def _may_be_header(text: str) -> bool:
+    """Whether a header may go on after this part of it.
+
+    >>> _may_be_header(" to=functions.look"), _may_be_header("comm"), _may_be_header("A fox"), _may_be_header('{"a"')
+    (True, True, False, False)
+    """
+    return all(word.startswith(_TO) or any(known.startswith(word) for known in _WORDS) for word in text.split(" "))
 
 
 class ChannelDecoder:
@@ -113,7 +123,7 @@ class ChannelDecoder:
             self._call += text if self._call else ""
             return text
         self._header[-1] += text
-        if _HEADER.fullmatch(self._header[-1]):
+        if _may_be_header(self._header[-1]):
             return ""
         return self._no_header()
 

@@ -21,17 +21,15 @@ from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.texts.finite_pattern import (
+from mirrorsd.texts.finite_pattern import any_text, finite_pattern, looks_around
+from mirrorsd.texts.finite_values import (
     LEAST_ROOM,
-    any_text,
     differ,
     even,
     exact_bounds,
     finite_number,
-    finite_pattern,
     finite_string,
     is_exact,
-    looks_around,
 )
 
 KEY_LENGTH = 64

@@ -143,6 +143,7 @@ class DeviceWorker(Worker):
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
         That saves waking two threads, 0.1-0.2 ms. `overdue` says what the worker's own thread does about a late job.
+        It raises what `submit` does.
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()

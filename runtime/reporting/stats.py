@@ -126,7 +126,7 @@ def summarise(
     steps = [step for step in request.steps if not step.is_replay]
     num_new = request.num_new - sum(1 + step.num_accepted for step in replayed)
     num_steps = max(len(steps), 1)
-    prefilled = replayed[-1].ended if replayed else request.ledger.prefilled or ended * (not steps)  # within the prompt
+    prefilled = replayed[-1].ended if replayed else request.ledger.prefilled or (0.0 if steps else ended)
     decode_seconds = max((steps[-1].ended if steps else ended) - prefilled, 1e-9)
     wanted = Counter(step.next_source for step in steps if step.next_source != "none")
     num_wanted = max(sum(wanted.values()), 1)

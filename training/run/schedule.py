@@ -13,9 +13,6 @@ from mirrorsd.graphs.errors import ConfigError
 
 __all__ = ["TrainingClock", "WarmStableDecay"]
 
-_TOO_MANY_PAUSES = 3
-"""Steps in a row that are no pauses any more: a pause may end within the next step, and hold up two."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStableDecay:
@@ -65,9 +62,9 @@ class WarmStableDecay:
 class TrainingClock:
     """Count seconds of training so that a pause of the process does not count.
 
-    A step that takes far longer than usual (the process was stopped) counts as a usual step; several in a row are no
-    pause, which one step holds, but a slower machine, and their speed is the usual one from then on. The first step
-    after a start counts nothing: it is mostly compilation.
+    A step that takes far longer than usual (the process was stopped) counts as a usual step. Two in a row are no pause
+    but a slower machine: the shorter one is the usual step from then on. The first step after a start counts nothing:
+    it is mostly compilation.
     """
 
     def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0, counts_cpu: bool = False) -> None:
@@ -79,7 +76,7 @@ class TrainingClock:
         self.trained_s = trained_s
         self._outlier = outlier
         self._usual_s: float | None = None
-        self._pauses_s: list[float] = []
+        self._paused_s: float | None = None
         self._is_first = True
         self._now = time.process_time if counts_cpu else time.monotonic
         self._last = self._now()
@@ -97,9 +94,10 @@ class TrainingClock:
             return step_s
         if self._usual_s is None:
             self._usual_s = step_s
-        self._pauses_s = [*self._pauses_s, step_s] if step_s >= self._outlier * self._usual_s else []
-        if len(self._pauses_s) == _TOO_MANY_PAUSES:
-            self._usual_s, self._pauses_s = min(self._pauses_s), []
+        is_long, before = step_s >= self._outlier * self._usual_s, self._paused_s
+        self._paused_s = step_s if is_long else None
+        if is_long and before is not None:
+            self._usual_s = min(before, step_s)
         counted = step_s if step_s < self._outlier * self._usual_s else self._usual_s
         self._usual_s = 0.9 * self._usual_s + 0.1 * counted
         self.trained_s += counted

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
 
-from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.answers.tools import CallReader, Wish, plan_tools
 from mirrorsd.server.bundles.call_forms import ID_MARK, OWN, CallForm, Speech, read_form, told_plainly
@@ -75,19 +74,7 @@ CALLS = [("look", {"at": "a </tool_call> in it, é"}), ("wait", {})]
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BundleTokenizer]:
     """A tokenizer of single bytes and special tokens, with a template."""
 
-    def make(template: str) -> BundleTokenizer:
-        folder = tmp_path_factory.mktemp("bundle") / names.TOKENIZER_FOLDER
-        folder.mkdir()
-        letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-        tokenizer = Tokenizer(models.BPE(letters, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(list(SPECIALS))
-        tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / names.CHAT_TEMPLATE_FILE).write_text(template)
-        return BundleTokenizer(folder.parent)
-
-    return make
+    return lambda template: byte_tokenizer(tmp_path_factory.mktemp("bundle"), SPECIALS, template)
 
 
 def form_of(tokenizer: BundleTokenizer) -> CallForm:

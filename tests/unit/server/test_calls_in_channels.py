@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
 
-from mirrorsd.graphs import names
 from mirrorsd.server.answers.tools import Call, Wish, plan_tools
 from mirrorsd.server.bundles.call_forms import IN_CHANNELS, Speech
 from mirrorsd.server.settings import Limits
@@ -13,7 +12,6 @@ from mirrorsd.server.wire.chat import Tool
 from mirrorsd.texts.channels import CALL, MARKS
 from mirrorsd.texts.config import GenerationConfig
 from mirrorsd.texts.constraint import ConstraintCompiler
-from mirrorsd.texts.tokenizer import BundleTokenizer
 
 RETURN, CONTEXT = "<|return|>", 1024
 VOCAB = 256 + len(MARKS) + 1
@@ -27,14 +25,7 @@ WRITTEN = ' to=functions.look<|channel|>commentary json<|message|>{"at": "x"}'
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> tuple[Speech, ConstraintCompiler]:
-    folder = tmp_path_factory.mktemp("bundle") / names.TOKENIZER_FOLDER
-    folder.mkdir()
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(letters, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.add_special_tokens([*MARKS, RETURN])
-    made.save(str(folder / "tokenizer.json"))
-    tokenizer = BundleTokenizer(folder.parent)
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("bundle"), [*MARKS, RETURN])
     specials = tokenizer.special_tokens
     ends = (specials[RETURN], specials[CALL])
     return Speech(IN_CHANNELS, specials, ends, CONTEXT), ConstraintCompiler(tokenizer, VOCAB, ends, CONTEXT)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
 
-from mirrorsd.graphs import names
 from mirrorsd.texts.channels import MARKS
 from mirrorsd.texts.config import GenerationConfig
 from mirrorsd.texts.shown_text import StopWatch
@@ -23,15 +22,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BundleTokenizer:
     """A tokenizer of single bytes and the marks."""
-    folder = tmp_path_factory.mktemp("bundle") / names.TOKENIZER_FOLDER
-    folder.mkdir()
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    found = Tokenizer(models.BPE(letters, []))
-    found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    found.add_special_tokens([*MARKS, RETURN])
-    found.save(str(folder / "tokenizer.json"))
-    (folder / names.CHAT_TEMPLATE_FILE).write_text(TEMPLATE)
-    return BundleTokenizer(folder.parent)
+    return byte_tokenizer(tmp_path_factory.mktemp("bundle"), [*MARKS, RETURN], TEMPLATE)
 
 
 def shown(tokenizer: BundleTokenizer, text: str, prompt: str = PROMPT) -> str:

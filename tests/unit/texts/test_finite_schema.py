@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from schema_texts import CONTEXT, END, VOCAB, compiler, constraint_of, is_allowed
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.texts.config import GenerationConfig
-from mirrorsd.texts.constraint import Constraint, ConstraintCompiler
+from mirrorsd.texts.constraint import ConstraintCompiler
 from mirrorsd.texts.finite_schema import finite_schema
-from mirrorsd.texts.tokenizer import BundleTokenizer
 
-VOCAB, END, CONTEXT = 257, 256, 256
+__all__ = ["compiler"]
 TEXT, YES = {"type": "string"}, {"type": "boolean"}
 NODE = {"type": "object", "properties": {"v": TEXT, "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
 A = {"type": "object", "properties": {"a": YES}, "required": ["a"]}
@@ -181,34 +180,6 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> ConstraintCompiler:
-    """Single bytes and an end."""
-    folder = tmp_path_factory.mktemp("bundle")
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(letters, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    (folder / "tokenizer").mkdir()
-    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    return ConstraintCompiler(BundleTokenizer(folder), VOCAB, (END,), CONTEXT)
-
-
-def constraint_of(compiler: ConstraintCompiler, schema: Any) -> Constraint:
-    found = compiler.compile(GenerationConfig(json_schema=schema))
-    assert found is not None
-    return found
-
-
-def is_allowed(compiler: ConstraintCompiler, schema: Any, value: Any) -> bool:
-    constraint = constraint_of(compiler, schema)
-    for token in (*compiler._tokenizer.encode(json.dumps(value)), END):
-        if not constraint.allowed(VOCAB)[token]:
-            return False
-        constraint.advance(token)
-    return True
-
-
 def longest(compiler: ConstraintCompiler, schema: Any, wishes: list[list[int]], seed: int) -> tuple[str, int]:
     """The text of a model that ends only when nothing else may come, and prefers some tokens over others."""
     constraint, found, pick = constraint_of(compiler, schema), [], random.Random(seed)
@@ -243,56 +214,6 @@ def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
     schema, good, bad = ALLOWED[kind]
     for value in (*good, *bad):
         assert is_allowed(compiler, schema, value) == any(value is kept for kept in good), value
-
-
-WITHOUT = {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**60}
-INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
-LARGE: dict[str, tuple[Any, list[int], list[int]]] = {
-    "a whole number that is a double": ({"const": 2**60}, [2**60], [2**60 - 1]),
-    "a largest number": ({"type": "integer", "minimum": 0, "maximum": 2**60 + 255}, [2**59], [2**60 + 256]),
-    "a largest number of any kind": ({"type": "number", "maximum": 2**60 + 255}, [10**17], [2**60 + 256, 10**19]),
-    "a smallest number": ({"type": "integer", "minimum": 2**53 + 1}, [2**53 + 9, 10**16], [2**53, 0]),
-    "bounds without themselves": ({"type": "integer", **WITHOUT}, [2**53 + 9, 10**18], [2**53, 2**60, 2**60 + 1]),
-    "any without its bounds": ({"type": "number", **WITHOUT}, [2**53 + 9, 10**17], [2**53, 2**60, 2**60 + 1]),
-    "a bound with a point": ({"type": "integer", "maximum": 9007199254739329.0}, [2**53 - 1663], [2**53 - 1662]),
-    "two largest numbers": ({"type": "integer", "exclusiveMaximum": 2**60, "maximum": 5}, [5], [6, 10**18]),
-    "two, one far below": (
-        {"type": "integer", "maximum": -9, "exclusiveMaximum": -(2**60)},
-        [-5 * 10**18],
-        [-9, -(2**60)],
-    ),
-    "all of 64 bits": ({"type": "integer", **INT64}, [-1234567890123456789, 0, 9 * 10**18], [-(2**63) - 1, 2**63]),
-    "all of 64 bits, of any kind": ({"type": "number", **INT64}, [-(10**17), 0, 10**17], [-(2**63) - 1, 2**63]),
-    "far below": ({"type": "integer", "maximum": -(2**62)}, [-5 * 10**18], [1 - 2**62, 0]),
-    "no bound at all": ({"type": "integer", "minimum": 0, "maximum": 10**400}, [0, 10**18], [-1]),
-}
-
-
-@pytest.mark.parametrize("kind", LARGE)
-def test_large_numbers_keep_their_last_digits(compiler: ConstraintCompiler, kind: str) -> None:
-    schema, good, bad = LARGE[kind]
-    for value in (*good, *bad):
-        assert is_allowed(compiler, schema, value) == (value in good), value
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"enum": [1, 1234567890123456789]},
-        {"const": {"a": [2**53 + 1]}},
-        {"const": 0.9713745010588913},
-        {"const": -(2**63)},  # llguidance itself ends the process
-        {"type": "integer", "const": -1e19},  # here too
-        {"type": "integer", "minimum": 2**63},
-        {"type": "integer", "maximum": -(2**63)},
-        {"type": "integer", "maximum": -1e19},
-        {"type": "integer", "exclusiveMinimum": 2**63 - 1},
-    ],
-    ids=str,
-)
-def test_numbers_that_would_change_are_refused(compiler: ConstraintCompiler, schema: Any) -> None:
-    with pytest.raises(ConfigError, match="too many digits"):
-        compiler.compile(GenerationConfig(json_schema=schema))
 
 
 @pytest.mark.parametrize(
