@@ -25,6 +25,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names under which clients send what a model thought, the one that counts first."""
 _CALLS = ("tool_calls", "function_call")
 _PART_END = "\n"
+ID_LENGTH = 9
+"""Of a call's id: letters and digits. Mistral's templates refuse others."""
 _ABSENT = object()
 
 
@@ -121,12 +123,12 @@ def _told_by_user(messages: Conversation) -> Conversation:
 
 
 def _with_short_ids(messages: Conversation) -> Conversation:
-    """Ids of calls in nine letters and digits, as Mistral's templates want them."""
+    """Ids of calls in so many letters and digits as Mistral's templates want."""
 
     def short(given: Any) -> Any:
-        if not isinstance(given, str) or re.fullmatch(r"[A-Za-z0-9]{9}", given):
+        if not isinstance(given, str) or (len(given) == ID_LENGTH and re.fullmatch(r"[A-Za-z0-9]+", given)):
             return given
-        return hashlib.sha256(given.encode()).hexdigest()[:9]
+        return hashlib.sha256(given.encode()).hexdigest()[:ID_LENGTH]
 
     def changed(found: Message, name: str) -> dict[str, Any]:
         return {**found, name: short(found[name])} if name in found else dict(found)

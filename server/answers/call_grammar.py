@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirrorsd.server.bundles.call_forms import ID_LENGTH, ID_MARK, CallForm, Speech
+from mirrorsd.server.bundles.call_forms import ID_MARK, CallForm, Speech
 from mirrorsd.server.wire.chat import Tool
 from mirrorsd.texts.channels import CHANNEL, MARKS, MESSAGE
 from mirrorsd.texts.finite_schema import finite_schema
+from mirrorsd.texts.messages import ID_LENGTH
 
 _AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """For llguidance: arguments as `json.dumps` and templates write them, with and without spaces."""

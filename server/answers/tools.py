@@ -16,11 +16,12 @@ from uuid import uuid4
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.answers.call_grammar import answer_in_channels, call_grammar, pattern_of
 from mirrorsd.server.answers.settings_of import Settings, check_schema
-from mirrorsd.server.bundles.call_forms import ID_LENGTH, CallForm, Speech, told_plainly
+from mirrorsd.server.bundles.call_forms import CallForm, Speech, told_plainly
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import Tool
+from mirrorsd.texts.messages import ID_LENGTH
 
 _NAME = r"([A-Za-z0-9_.:/-]{1,128})"
 

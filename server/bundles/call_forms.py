@@ -17,8 +17,6 @@ from mirrorsd.texts.messages import json_of
 
 ID_MARK = "\0"
 """Stands in a form's texts where the template writes a call's id."""
-ID_LENGTH = 9
-"""Of a call's id: letters and digits. Mistral's templates refuse others."""
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Sequence[Mapping[str, Any]], bool], str]
 _NAMES = ("probe_one", "probe_two")
