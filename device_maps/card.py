@@ -16,6 +16,8 @@ TARGET_DEVICES = ("CPU", "GPU")
 DRAFT_DEVICES = ("CPU", "NPU")
 ACTIVATION_GROUPS = (0, 32, 64, 128)
 PRECISIONS = ("f32", "bf16", "f16", "auto")
+NPU_PRECISIONS = ("f16", "auto")
+"""What Intel's NPU computes in: its plugin refuses every other hint (`INFERENCE_PRECISION_HINT`)."""
 ALLOCATIONS = ("global", "per_row")
 ROOT_SOURCES = ("proxy", "early", "progressive")
 WINDOWS = ("full", "worthwhile")
@@ -26,6 +28,8 @@ MAX_GAMMA = 31
 MAX_ROOTS = 128
 MAX_KAPPA = 16
 MAX_PASSES = 32
+MAX_NAME = 100
+"""Characters of a card's name, which is part of the names of files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class TargetPlacement:
         require_one_of("target.device", self.device, TARGET_DEVICES)
         require_one_of("target.precision", self.precision, PRECISIONS)
         require_between("target.device_id", self.device_id, 0, 255)
+        self._check_number()
         require_between("target.threads", self.threads, 1, MAX_THREADS)
         require_cores("target.cores", self.cores, self.threads)
         if self.graphs and self.provider not in ON_CUDA:
@@ -68,6 +73,15 @@ class TargetPlacement:
         if self.runtime == "onnxruntime" and (self.device, self.precision) != ("CPU", "auto"):
             raise ConfigError("target.device and target.precision are for runtime 'openvino'; say target.provider.")
 
+    def _check_number(self) -> None:
+        """Refuse the number of a device where devices have none: another one would be used without a word."""
+        has_numbers = PROVIDERS[self.provider].has_numbers if self.runtime == "onnxruntime" else self.device != "CPU"
+        if self.device_id and not has_numbers:
+            where = self.provider if self.runtime == "onnxruntime" else f"OpenVINO's {self.device}"
+            raise ConfigError(
+                f"target.device_id is {self.device_id}; devices of {where} have no numbers: leave it out."
+            )
+
     @property
     def is_on_cpu(self) -> bool:
         """Whether the target computes on the processor's own cores."""
@@ -78,8 +92,9 @@ class TargetPlacement:
 class DraftPlacement:
     """Where the draft runs. `emulated` sends it through the NPU plugin's wrapper, computed on the CPU.
 
-    `precision` is what the device computes in; `auto` leaves it to the device. `activation_group` activations share a
-    scale when they are rounded to eight bits under int8 and int4 weights on a processor; 0 rounds none.
+    `precision` is what the device computes in, on a processor `f32` if nothing is said, on an NPU `f16`; `auto` leaves
+    it to the device. `activation_group` activations share a scale when they are rounded to eight bits under int8 and
+    int4 weights on a processor; 0 rounds none.
     """
 
     runtime: str = "openvino"
@@ -87,14 +102,17 @@ class DraftPlacement:
     emulated: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
-    precision: str = "f32"
+    precision: str = ""
     activation_group: int = 0
 
     def __post_init__(self) -> None:
         """Check every field on its own, that only an NPU is emulated, and that activations are rounded on a CPU."""
         require_one_of("draft.runtime", self.runtime, ("openvino",))
         require_one_of("draft.device", self.device, DRAFT_DEVICES)
-        require_one_of("draft.precision", self.precision, PRECISIONS)
+        is_npu = self.device == "NPU" and not self.emulated
+        if not self.precision:
+            object.__setattr__(self, "precision", "f16" if is_npu else "f32")
+        require_one_of("draft.precision", self.precision, NPU_PRECISIONS if is_npu else PRECISIONS)
         require_between("draft.threads", self.threads, 1, MAX_THREADS)
         require_cores("draft.cores", self.cores, self.threads)
         if self.activation_group not in ACTIVATION_GROUPS or (self.activation_group and self.device != "CPU"):
@@ -124,7 +142,8 @@ class ExitPlacement:
     def __post_init__(self) -> None:
         """Check every field on its own, and that only an NPU is emulated."""
         require_one_of("exit.device", self.device, ("target", "NPU"))
-        require_one_of("exit.precision", self.precision, PRECISIONS)
+        is_npu = self.device == "NPU" and not self.emulated
+        require_one_of("exit.precision", self.precision, NPU_PRECISIONS if is_npu else PRECISIONS)
         require_between("exit.threads", self.threads, 1, MAX_THREADS)
         if self.emulated and self.device != "NPU":
             raise ConfigError(f"exit.emulated is true with exit.device {self.device!r}; only 'NPU' can be emulated.")
@@ -194,6 +213,11 @@ class DeviceMap:
         """A card has a name, never falls back to itself, and shares cores only where both devices are the processor."""
         if not self.name:
             raise ConfigError("name is empty; give the card a name.")
+        if len(self.name) > MAX_NAME or not self.name.isprintable() or set(self.name) & set('/\\:*?"<>|'):
+            raise ConfigError(
+                f"name is {self.name[:MAX_NAME]!r}; it is part of the names of files: at most {MAX_NAME} characters, "
+                'none of / \\ : * ? " < > |.'
+            )
         if self.name in self.fallbacks:
             raise ConfigError(f"fallbacks of {self.name!r} name the card itself; remove it.")
         self._check_layouts()

@@ -11,11 +11,12 @@ class Provider:
     """What sets a provider apart.
 
     Attributes:
-        package: How ONNX Runtime is installed with it.
+        package: What pip installs ONNX Runtime with it from.
         memory: ONNX Runtime's word for where its tensors live; "cpu" is the host.
         has_numbers: Whether its devices have numbers; one that has none uses the device that the system prefers.
         has_copies: Whether the host can copy its tensors; else small graphs on the device do that.
         is_on_cuda: Whether streams and captured graphs are CUDA's.
+        system: The only system that has it; "" where it is for several.
         unreachable: What is said where its device gives no memory, `{device_id}` its number; "" where nobody looks.
     """
 
@@ -24,26 +25,23 @@ class Provider:
     has_numbers: bool = True
     has_copies: bool = True
     is_on_cuda: bool = False
+    system: str = ""
     unreachable: str = ""
 
 
 PROVIDERS = {
-    "CPUExecutionProvider": Provider(package='pip install "mirrorsd[cpu]"'),
+    "CPUExecutionProvider": Provider(package='"mirrorsd[cpu]"', has_numbers=False),
     "CUDAExecutionProvider": Provider(
-        package='pip uninstall onnxruntime && pip install "mirrorsd[cuda]"',
+        package='"mirrorsd[cuda]"',
         memory="cuda",
         is_on_cuda=True,
         unreachable="NVIDIA GPU {device_id}; it gives no memory (check `nvidia-smi`, the driver, and the libraries of "
         "CUDA and cuDNN)",
     ),
-    "NvTensorRTRTXExecutionProvider": Provider(
-        package="pip uninstall onnxruntime && pip install onnxruntime-trt-rtx", memory="cuda", is_on_cuda=True
-    ),
-    "DmlExecutionProvider": Provider(
-        package='Windows: pip uninstall onnxruntime && pip install "mirrorsd[directml]"', memory="dml"
-    ),
+    "NvTensorRTRTXExecutionProvider": Provider(package="onnxruntime-trt-rtx", memory="cuda", is_on_cuda=True),
+    "DmlExecutionProvider": Provider(package='"mirrorsd[directml]"', memory="dml", system="Windows"),
     "WebGpuExecutionProvider": Provider(
-        package='pip uninstall onnxruntime && pip install "mirrorsd[webgpu]"',
+        package='"mirrorsd[webgpu]"',
         memory="webgpu",
         has_numbers=False,
         has_copies=False,

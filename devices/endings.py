@@ -96,7 +96,7 @@ def _skip_destructors() -> None:
     `_exit` is called with the status, as the first of what the C library calls at exit; one without `on_exit` (glibc
     has it) keeps its destructors.
     """
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # Windows names no program by None
         process = ctypes.CDLL(None)
         process.on_exit(process._exit, None)
 

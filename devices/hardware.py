@@ -5,19 +5,20 @@ to fail (`known_versions`).
 """
 
 import csv
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import openvino as ov
 
-from mirrorsd.device_maps import DeviceMap
+from mirrorsd.device_maps import DeviceMap, TargetPlacement
 from mirrorsd.device_maps.providers import ON_CUDA
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
 _MB = 1 << 20
-_QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
+_QUERY = ("uuid", "name", "driver_version", "memory.total", "memory.free", "compute_cap")
 _NPU_PACKAGE = "intel-level-zero-npu"
 _MEMORY_PROPERTIES = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
 
@@ -39,20 +40,25 @@ class DeviceDetail:
 
 def device_names(card: DeviceMap) -> list[str]:
     """What the devices of a card are called, drivers included, processors left out; `unknown` where nobody says."""
-    target, found = card.target, []
-    if target.provider in ON_CUDA:
-        gpu = dict(enumerate(nvidia_gpus())).get(target.device_id)
-        found.append(f"{gpu.full_name} {gpu.driver} {gpu.extra}" if gpu else "unknown")
-    elif not target.is_on_cpu and target.runtime == "onnxruntime":
-        found.append(_provider_devices(target.provider) or "unknown")
+    found = [] if card.target.is_on_cpu else [target_name(card.target)]
     devices = [part.device for part in (card.draft, card.exit) if not part.emulated]
+    return found + [_openvino_name(one) for one in dict.fromkeys(devices) if one not in ("CPU", "target")]
+
+
+def target_name(target: TargetPlacement) -> str:
+    """What the device of a target is called, with its driver; `unknown` where nobody says."""
     if target.runtime == "openvino":
-        devices.append(target.device if target.is_on_cpu else f"{target.device}.{target.device_id}")
-    wanted = dict.fromkeys(device for device in devices if device not in ("CPU", "target"))
-    if wanted:
-        core = new_core()
-        found += [_property(core, device, "FULL_DEVICE_NAME") or "unknown" for device in wanted]
-    return found
+        return _openvino_name(f"{target.device}.{target.device_id}")
+    if target.provider not in ON_CUDA:
+        return _provider_devices(target.provider) or "unknown"
+    gpu = cuda_gpu(target.device_id)
+    return f"{gpu.full_name} {gpu.driver} {gpu.extra}" if gpu else "unknown"
+
+
+def _openvino_name(device: str) -> str:
+    core = new_core()
+    driver = _npu_driver(core) if device == "NPU" else _property(core, device, "DRIVER_VERSION")
+    return f"{_property(core, device, 'FULL_DEVICE_NAME')} {driver}".strip() or "unknown"
 
 
 def _provider_devices(provider: str) -> str:
@@ -69,6 +75,10 @@ def hardware_details() -> tuple[DeviceDetail, ...]:
 
 
 def _openvino_devices(core: ov.Core) -> list[DeviceDetail]:
+    try:
+        devices = core.available_devices
+    except OPENVINO_ERRORS:  # one device's broken driver, of which `device_inventory` tells
+        devices = ["CPU"]
     return [
         DeviceDetail(
             device=f"OpenVINO {name}",
@@ -77,7 +87,7 @@ def _openvino_devices(core: ov.Core) -> list[DeviceDetail]:
             memory_total=_memory(core, name),
             extra=_capabilities(core, name),
         )
-        for name in core.available_devices
+        for name in devices
     ]
 
 
@@ -97,7 +107,29 @@ def _npu_driver(core: ov.Core) -> str:
 
 
 def nvidia_gpus() -> list[DeviceDetail]:
-    """NVIDIA's GPUs in the order of their numbers; none where its tool is not installed or does not answer."""
+    """NVIDIA's GPUs in the order of its tool; none where that is not installed or does not answer."""
+    return [gpu for _, gpu in _listed_gpus()]
+
+
+def cuda_gpu(number: int) -> DeviceDetail | None:
+    """The GPU that CUDA counts as `number`; None where nobody can say.
+
+    CUDA counts those that CUDA_VISIBLE_DEVICES names, in its order. Without an identifier it numbers them by speed,
+    unless CUDA_DEVICE_ORDER asks for the order of the bus, which NVIDIA's tool has.
+    """
+    listed = _listed_gpus()
+    is_by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.full_name for _, gpu in listed}) < 2
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(place) for place in range(len(listed))] if visible is None else visible.replace(" ", "").split(",")
+    name = names[number] if number < len(names) else ""
+    if name.isdigit():
+        return listed[int(name)][1] if is_by_bus and int(name) < len(listed) else None
+    named = [gpu for identifier, gpu in listed if name and identifier.startswith(name)]
+    return named[0] if len(named) == 1 else None
+
+
+def _listed_gpus() -> list[tuple[str, DeviceDetail]]:
+    """NVIDIA's GPUs by their identifiers."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.check_output(command, text=True, timeout=10, stderr=subprocess.DEVNULL).splitlines()
@@ -105,15 +137,18 @@ def nvidia_gpus() -> list[DeviceDetail]:
         return []
     rows = [[field.strip() for field in row] for row in csv.reader(lines) if len(row) == len(_QUERY)]
     return [
-        DeviceDetail(
-            device=f"NVIDIA GPU {number}",
-            full_name=name,
-            driver=driver,
-            memory_total=_megabytes(total),
-            memory_free=_megabytes(free),
-            extra=f"compute capability {capability}",
+        (
+            identifier,
+            DeviceDetail(
+                device=f"NVIDIA GPU {number}",
+                full_name=name,
+                driver=driver,
+                memory_total=_megabytes(total),
+                memory_free=_megabytes(free),
+                extra=f"compute capability {capability}",
+            ),
         )
-        for number, (name, driver, total, free, capability) in enumerate(rows)
+        for number, (identifier, name, driver, total, free, capability) in enumerate(rows)
     ]
 
 

@@ -1,7 +1,9 @@
 """What this machine has, whether a device map fits it, which one `auto` picks. Nothing is substituted silently."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
@@ -10,9 +12,11 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Manifest
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "webgpu-npu", "webgpu-cpu", "igpu-npu", "igpu-cpu", "cpu")
-ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx", "onnxruntime-webgpu")
-"""The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
-_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {PROVIDERS['CPUExecutionProvider'].package} (or [cuda])"
+ONNX_PACKAGES = (
+    *("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx", "onnxruntime-webgpu"),
+    *("onnxruntime-openvino", "onnxruntime-qnn", "onnxruntime-rocm", "onnxruntime-migraphx"),
+)
+"""The packages that ONNX Runtime comes as; one of them should be installed, for they overwrite each other's files."""
 
 _DRIVERS = {
     "NPU": " (install the Intel NPU driver)",
@@ -22,12 +26,16 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInventory:
-    """Devices that could be used: ONNX Runtime providers, OpenVINO devices, and the processor's cores."""
+    """Devices that could be used: ONNX Runtime providers, OpenVINO devices, and the processor's cores.
+
+    `openvino_problem` says why OpenVINO did not list its devices: then its processor's is taken to be there alone.
+    """
 
     providers: tuple[str, ...]
     openvino_devices: tuple[str, ...]
     num_cores: int
     has_npu_plugin: bool
+    openvino_problem: str = ""
 
 
 class DeviceChoice(NamedTuple):
@@ -41,24 +49,30 @@ def device_inventory() -> DeviceInventory:
     """Look at the machine; without ONNX Runtime there are no providers.
 
     Raises:
-        DeviceError: OpenVINO does not answer.
+        DeviceError: OpenVINO cannot be opened, or ONNX Runtime is damaged.
     """
     from mirrorsd.devices.openvino.core import new_core
     from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
-    with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
+    with raised_as(DeviceError, "OpenVINO cannot be opened", OPENVINO_ERRORS):
         core = new_core()
-        try:
-            core.get_versions("NPU")
-            has_npu_plugin = True
-        except OPENVINO_ERRORS:
-            has_npu_plugin = False
-        return DeviceInventory(
-            providers=_installed_providers(),
-            openvino_devices=tuple(core.available_devices),
-            num_cores=os.cpu_count() or 1,
-            has_npu_plugin=has_npu_plugin,
-        )
+    try:
+        core.get_versions("NPU")
+        has_npu_plugin = True
+    except OPENVINO_ERRORS:
+        has_npu_plugin = False
+    devices, problem = ("CPU",), ""
+    try:
+        devices = tuple(core.available_devices)
+    except OPENVINO_ERRORS as error:  # one device's broken driver; the processor needs none
+        problem = str(error).strip()
+    return DeviceInventory(
+        providers=_installed_providers(),
+        openvino_devices=devices,
+        num_cores=os.cpu_count() or 1,
+        has_npu_plugin=has_npu_plugin,
+        openvino_problem=problem,
+    )
 
 
 def _installed_providers() -> tuple[str, ...]:
@@ -66,7 +80,36 @@ def _installed_providers() -> tuple[str, ...]:
         import onnxruntime
     except ImportError:
         return ()
+    if not hasattr(onnxruntime, "get_available_providers"):  # a folder without its program
+        raise DeviceError(
+            "ONNX Runtime is damaged: its folder is there without its program, as where one of two packages was "
+            f"removed. {how_to_install(PROVIDERS['CPUExecutionProvider'].package)}"
+        )
     return tuple(onnxruntime.get_available_providers())
+
+
+def runtime_versions() -> dict[str, str]:
+    """Versions of what computes here: packages as installed, and ONNX Runtime's as it says itself."""
+    found = {}
+    for name in ("mirrorsd", *ONNX_PACKAGES, "openvino"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    with suppress(ImportError, AttributeError):
+        import onnxruntime
+
+        found["ONNX Runtime"] = onnxruntime.__version__
+    return found
+
+
+def how_to_install(package: str) -> str:
+    """What to type for ONNX Runtime as `package` has it: packages that are there would overwrite its files.
+
+    >>> how_to_install('"mirrorsd[cuda]"')
+    'First: pip uninstall onnxruntime; then: pip install "mirrorsd[cuda]"'
+    """
+    there = [name for name in ONNX_PACKAGES if name in runtime_versions()]
+    first = f"First: pip uninstall {' '.join(there)}; then: " if there else ""
+    return f"{first}pip install {package}"
 
 
 _NO_INTEGERS = (
@@ -149,7 +192,7 @@ def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[s
     """Why a device map does not fit this machine, one sentence each; empty if it fits."""
     target, draft = device_map.target, device_map.draft
     if target.runtime == "openvino":
-        problems = _missing_openvino("target", target.device, inventory)
+        problems = _missing_openvino("target", target.device, inventory, target.device_id)
     else:
         problems = _missing_provider(target, inventory)
     problems += _missing_part("draft", draft.device, draft.emulated, inventory)
@@ -168,12 +211,13 @@ def _missing_part(part: str, device: str, is_emulated: bool, inventory: DeviceIn
 
 def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> list[str]:
     if not inventory.providers:
-        return [_NO_ONNX_RUNTIME]
+        return [_no_onnx_runtime()]
     if target.provider not in inventory.providers:
-        fix = PROVIDERS[target.provider].package
+        provider = PROVIDERS[target.provider]
+        where = f"{provider.system} only. " if provider.system else ""
         return [
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
-            f"{', '.join(inventory.providers)} ({fix})"
+            f"{', '.join(inventory.providers)} ({where}{how_to_install(provider.package)})"
         ]
     unreachable = PROVIDERS[target.provider].unreachable
     if unreachable and not _has_room(target):
@@ -181,11 +225,19 @@ def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> li
     return []
 
 
-def _missing_openvino(part: str, device: str, inventory: DeviceInventory) -> list[str]:
-    if any(found.split(".")[0] == device for found in inventory.openvino_devices):
+def _no_onnx_runtime() -> str:
+    return f"ONNX Runtime is not installed: pip install {PROVIDERS['CPUExecutionProvider'].package} (or [cuda])"
+
+
+def _missing_openvino(part: str, device: str, inventory: DeviceInventory, number: int = 0) -> list[str]:
+    """Why OpenVINO's device of a kind and number is not there; the only one of its kind has no number in its name."""
+    kind = [found for found in inventory.openvino_devices if found.split(".")[0] == device]
+    if any(int(found.partition(".")[2] or 0) == number for found in kind):
         return []
     seen = ", ".join(inventory.openvino_devices) or "none"
-    return [f"the {part} needs OpenVINO's {device}; it sees {seen}{_DRIVERS.get(device, '')}"]
+    wanted = f"{device}.{number}" if number else device
+    why = f": {inventory.openvino_problem}" if inventory.openvino_problem else _DRIVERS.get(device, "")
+    return [f"the {part} needs OpenVINO's {wanted}; it sees {seen}{why}"]
 
 
 def _has_room(target: TargetPlacement) -> bool:
@@ -219,7 +271,7 @@ def choose_device_map(
     """
     inventory = inventory or device_inventory()
     if name == "auto" and not inventory.providers:
-        raise DeviceError(f"{_NO_ONNX_RUNTIME}.")
+        raise DeviceError(f"{_no_onnx_runtime()}.")
     reasons: list[str] = []
     if name == "auto":
         candidates = [candidate for candidate in AUTO_ORDER if candidate in builtin_names()]

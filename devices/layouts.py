@@ -61,13 +61,19 @@ def choose_layout(card: DeviceMap, asked: str | None = None, tuned: str | None =
 def lay_out(card: DeviceMap, layout: str, cores: Cores | None = None) -> DeviceMap:
     """The card with the cores and threads that a layout gives to target and draft.
 
+    Where a card that may share its cores names none, `apart` gives a physical core to each, if there are two.
+
     Args:
         card: a device map.
         layout: `apart` or `shared`.
         cores: what the process may use; looked up by default.
     """
     if layout != SHARED:
-        return card
+        is_open = SHARED in card.layouts and not card.target.cores and not card.draft.cores
+        first, second, *_ = (*(cores or usable_cores()).numbers, None, None) if is_open else (None, None)
+        if first is None or second is None:
+            return card
+        return replace(card, target=replace(card.target, cores=(first,)), draft=replace(card.draft, cores=(second,)))
     named = Cores(card.shared_cores, len(card.shared_cores)) if card.shared_cores else None
     numbers, num_threads = named or cores or usable_cores()
     threads = min(num_threads, MAX_THREADS)

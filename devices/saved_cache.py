@@ -8,7 +8,6 @@ was read anew. The draft's cache is not in it: the draft reads a text again in a
 import hashlib
 import json
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -16,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.devices.inventory import ONNX_PACKAGES
+from mirrorsd.devices.inventory import runtime_versions
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
 
 _MAGIC = b"mirrorsd-cache-1\n"
-_RUNTIMES = (*ONNX_PACKAGES, "openvino")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH = Struct("<Q")
 
@@ -40,12 +38,7 @@ def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
     """What must be equal where a cache is made and where it is used; `target` is what runs on which device."""
     found = {"bundle": hashlib.sha256(manifest.to_json().encode()).hexdigest(), "target": target}
     found["processor"] = processor_name()  # kernels are chosen by its instructions
-    for name in _RUNTIMES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | runtime_versions()
 
 
 def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:

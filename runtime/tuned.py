@@ -120,18 +120,20 @@ class Tuned:
         return path
 
     @classmethod
-    def read(cls, bundle: Path, card: DeviceMap) -> Self | None:
+    def read(cls, bundle: Path, card: DeviceMap, here: str = "") -> Self | None:
         """What was found for this card, if it fits this machine, its devices, these versions and this bundle.
+
+        `here` is their fingerprint, which a thread that is kept to some cores cannot take.
 
         A file that is damaged is left out with a warning that says so: it holds nothing but speed. One of another
         machine or version is left out, too, and said to be so where information is logged.
         """
         path = _place(bundle, card.name)
-        if not path.is_file():
-            return None
         try:
+            if not path.is_file():
+                return None
             document = parse_json(read_text(path))
-            if document["fingerprint"] == fingerprint(bundle, card):
+            if document["fingerprint"] == (here or fingerprint(bundle, card)):
                 return build(cls, document)
             _log.info("%s is of another machine, version or bundle, and is not used", path)
             return None
@@ -171,7 +173,7 @@ class Keeper:
         if learned == self._kept or not _writing.acquire(blocking=False):  # a signal's handler may come here, too
             return
         try:
-            found = Tuned.read(self._bundle, self._card)
+            found = Tuned.read(self._bundle, self._card, self._fingerprint)
             if found is None or not (found.is_tuned or found.layout == self._layout):
                 found = Tuned(card=self._card.name, fingerprint=self._fingerprint, layout=self._layout)
             if found.layout == self._layout:

@@ -61,19 +61,26 @@ class CompiledCache:
     def read(self, shape: str) -> ov.Tensor | None:
         """The blob of one static shape, mapped from disk; None if there is none that fits."""
         blob_path, record_path = self._paths(shape)
-        if not record_path.is_file() or not blob_path.is_file():
-            return None
-        reason = self._reason_against(blob_path, record_path)
-        if reason:
-            self.reject(reason)
+        try:
+            if not record_path.is_file() or not blob_path.is_file():
+                return None
+            if reason := self._reason_against(blob_path, record_path):
+                self.reject(reason)
+                return None
+            blob = np.memmap(blob_path, dtype=np.uint8, mode="c")
+        except OSError as error:  # another user's, or deleted by another process meanwhile
+            self.reject(f"{blob_path.name} cannot be read ({error.strerror})")
             return None
         self.num_read += 1
-        return ov.Tensor(np.memmap(blob_path, dtype=np.uint8, mode="c"), shared_memory=True)
+        return ov.Tensor(blob, shared_memory=True)
 
     def has(self, shape: str) -> bool:
         """Whether there is a blob of this static shape that fits."""
         blob_path, record_path = self._paths(shape)
-        return record_path.is_file() and blob_path.is_file() and not self._reason_against(blob_path, record_path)
+        try:
+            return record_path.is_file() and blob_path.is_file() and not self._reason_against(blob_path, record_path)
+        except OSError:
+            return False
 
     def reject(self, reason: str) -> None:
         """Say once why cached shapes are not used."""
@@ -140,12 +147,9 @@ class CompiledCache:
         reason = _difference(record["made_by"], self.made_by)
         if reason:
             return reason
-        try:
-            stat = blob_path.stat()
-            if stamp != (stat.st_size, stat.st_mtime_ns) and describe_file(blob_path).sha256 != record["sha256"]:
-                return f"{blob_path.name} is damaged"
-        except OSError as error:
-            return f"{blob_path.name} cannot be read ({error.strerror})"
+        stat = blob_path.stat()
+        if stamp != (stat.st_size, stat.st_mtime_ns) and describe_file(blob_path).sha256 != record["sha256"]:
+            return f"{blob_path.name} is damaged"
         return ""
 
 

@@ -4,7 +4,6 @@ An estimate from the manifest alone: weights, caches, workspace, and what the ru
 were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; `test_memory_estimate` compares.
 """
 
-import subprocess
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.devices.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 from mirrorsd.devices.containers import available_memory
 from mirrorsd.devices.draft_passes import pass_buckets
+from mirrorsd.devices.hardware import cuda_gpu
 from mirrorsd.devices.openvino.draft_shapes import is_shared
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
 
@@ -68,7 +68,8 @@ def free_memory(device: str) -> int | None:
     if device == SYSTEM:
         return available_memory()
     if device.startswith("NVIDIA"):
-        return _free_cuda_memory(int(device.rsplit(" ", 1)[1]))
+        gpu = cuda_gpu(int(device.rsplit(" ", 1)[1]))
+        return gpu.memory_free if gpu else None
     return None
 
 
@@ -142,11 +143,3 @@ def _logits(entry: DraftEntry) -> int:
 
 def _work(entry: TargetEntry) -> int:
     return _PREFILL_ROWS * _LIVE_ROWS * entry.shape.hidden_size * entry.shape.bytes_per_number
-
-
-def _free_cuda_memory(index: int) -> int | None:
-    command = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        return int(subprocess.check_output(command, text=True, timeout=10)) * _MB
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None

@@ -9,11 +9,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -121,7 +123,7 @@ class NpuCompiler:
         """Compile a static graph for `platform` into the file `blob`, which is missing where it is refused.
 
         Raises:
-            DeviceError: the command cannot be run, does not end in time, or is no such compiler.
+            DeviceError: the command cannot be run, or is no such compiler.
         """
         with tempfile.TemporaryDirectory(prefix="mirrorsd-npu-") as scratch:
             path, made = Path(scratch) / "draft.xml", Path(scratch) / "draft.blob"
@@ -145,18 +147,39 @@ class NpuCompiler:
             return ShapeReport(**head, blob_bytes=blob.stat().st_size, **_estimate(said), **schedule)
 
     def _run(self, words: Sequence[str], folder: Path) -> tuple[str, int]:
+        """What the compiler says and its status; one that does not end in time is ended, with all that it has begun."""
         try:
-            ran = subprocess.run(
-                [*self._command, *words], cwd=folder, capture_output=True, timeout=COMPILE_LIMIT_S, check=False
+            ran = subprocess.Popen(
+                [*self._command, *words],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
         except OSError as error:
             raise DeviceError(
                 f"The NPU compiler {self._command[0]!r} cannot be run ({error.strerror}). Check --npu-compiler."
             ) from error
-        except subprocess.TimeoutExpired as error:
-            raise DeviceError(f"The NPU compiler did not end within {COMPILE_LIMIT_S:g} s.") from error
-        said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")
+        with ran:
+            try:
+                out, err = ran.communicate(timeout=COMPILE_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                _end(ran)
+                return f"[ERROR] 0 [mirrorsd] the compiler did not end within {COMPILE_LIMIT_S:g} s", 1
+            except BaseException:
+                _end(ran)
+                raise
+        said = (out + b"\n" + err).decode(errors="replace")
         return _COLOURS.sub("", said), ran.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was begun in a session of its own, and what it has begun (Wine and its programs)."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _from_here(words: list[str]) -> tuple[str, ...]:

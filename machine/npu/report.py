@@ -5,7 +5,9 @@ The manifest lists these files as all others, so that a bundle with them is whol
 """
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -61,22 +63,45 @@ def write_platform(bundle: Path, platform: str, reports: Sequence[ShapeReport], 
     folder = bundle / inside
     document = report_document(platform, reports, draft_digest(manifest))
     files = {name: entry for name, entry in manifest.files.items() if not name.startswith(f"{inside}/")}
+    made = bundle / f".npu-{platform}"
+    partial = bundle / f".{names.MANIFEST_FILE}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
+        shutil.rmtree(made, ignore_errors=True)  # left by a process that was killed
+        made.mkdir()
         for report in reports:
             if report.is_kept:
-                (folder / f"{report.shape}.blob").write_bytes((blobs / f"{report.shape}.blob").read_bytes())
-        (folder / names.NPU_REPORT_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        files |= {f"{inside}/{path.name}": describe_file(path) for path in sorted(folder.iterdir())}
+                shutil.copyfile(blobs / f"{report.shape}.blob", made / f"{report.shape}.blob")
+        (made / names.NPU_REPORT_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        files |= {f"{inside}/{path.name}": describe_file(path) for path in sorted(made.iterdir())}
         written = replace(manifest, files=files)
-        partial = bundle / f".{names.MANIFEST_FILE}"
         partial.write_text(written.to_json(), encoding="utf-8")
-        partial.replace(bundle / names.MANIFEST_FILE)
+        with _in_place(made, folder):
+            partial.replace(bundle / names.MANIFEST_FILE)
     except OSError as error:
         raise BundleError(f"{folder} cannot be written ({error.strerror}).") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        partial.unlink(missing_ok=True)
     return written
+
+
+@contextmanager
+def _in_place(made: Path, folder: Path) -> Iterator[None]:
+    """The folder that was `made` in place of another one, for good if the block ends without an error."""
+    former = made.with_name(f"{made.name}-former")
+    shutil.rmtree(former, ignore_errors=True)
+    folder.parent.mkdir(exist_ok=True)
+    if folder.exists():
+        folder.rename(former)
+    try:
+        made.rename(folder)
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if former.exists():
+            former.rename(folder)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def report_document(platform: str, reports: Sequence[ShapeReport], draft: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.devices.inventory import choose_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.graphs.errors import Cancelled, DeviceError
 from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
 from mirrorsd.machine.tuning.contest import (
     Contest,
@@ -280,10 +280,13 @@ def _finals(
 
     every = [(text, seed) for seed in range(_SEEDS[kind]) for text in texts]
     found: list[Contest] = []
-    with tell.progress(f"{kind} finals", len(every) * len(entrants)) as advance, suppress(Cancelled):
-        for entrant in entrants:
-            decode(entrant, every[0], max_new_tokens=8)
-        found = contend(entrants, every, decode, advance, partial(allowed.is_over, f"{kind} finals"))
+    try:
+        with tell.progress(f"{kind} finals", len(every) * len(entrants)) as advance, suppress(Cancelled):
+            for entrant in entrants:
+                decode(entrant, every[0], max_new_tokens=8)
+            found = contend(entrants, every, decode, advance, partial(allowed.is_over, f"{kind} finals"))
+    except DeviceError as error:  # what was measured before is kept
+        tell.note(f"the {kind} finals ended with an error: {error}")
     for session in sessions.values():
         session.close()
     return found

@@ -7,12 +7,12 @@ from importlib import metadata
 from pathlib import Path
 
 from mirrorsd import __version__
-from mirrorsd.devices.inventory import ONNX_PACKAGES
+from mirrorsd.devices.hardware import target_name
+from mirrorsd.devices.inventory import runtime_versions
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
 from mirrorsd.runtime import MirrorPipeline
 
-_PACKAGES = (*ONNX_PACKAGES, "openvino")
 _TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")
 
 
@@ -25,8 +25,9 @@ def fingerprint(bundle: Path, pipe: MirrorPipeline) -> str:
     """
     card = pipe.device_map
     facts = {
+        "device": "" if card.target.is_on_cpu else target_name(card.target),
         "bundle": {str(path.relative_to(bundle)): _digest(path) for path in _small_files(bundle)},
-        "versions": {"mirrorsd": __version__, **_versions()},
+        "versions": {**_versions(), **runtime_versions(), "mirrorsd": __version__},
         "target": asdict(card.target),
         "exit": asdict(card.exit),
         "processor": processor_name(),
@@ -47,7 +48,7 @@ def _digest(path: Path) -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in (*_PACKAGES, *_TEXT_PACKAGES):
+    for package in _TEXT_PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -14,13 +14,19 @@ import pytest
 
 from mirrorsd import CancelToken, MirrorPipeline
 from mirrorsd.cli.application import run
-from mirrorsd.device_maps import load_device_map
+from mirrorsd.device_maps import (
+    DeviceMap,
+    DraftPlacement,
+    SpeculationDefaults,
+    TargetPlacement,
+    load_device_map,
+)
 from mirrorsd.devices import fingerprint as fingerprint_module
 from mirrorsd.devices import hardware
 from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.devices.hardware import DeviceDetail
-from mirrorsd.devices.layouts import usable_cores
-from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.devices.layouts import Cores, usable_cores
+from mirrorsd.graphs.errors import Cancelled, DeviceError
 from mirrorsd.machine.tuning import search
 from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts
 from mirrorsd.machine.tuning.search import Found, Silent, find_settings
@@ -203,6 +209,21 @@ def test_tuning_that_is_stopped_in_a_layout_has_those_before_it(
     assert (len(measured), list(found.parts)) == (2, [found.tuned.layout])
 
 
+def test_a_device_that_fails_in_the_finals_leaves_what_was_measured(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise DeviceError("the draft's device is gone")
+
+    monkeypatch.setattr(search, "contend", failing)
+    notes: list[str] = []
+    listener = Counted()
+    monkeypatch.setattr(listener, "note", notes.append)
+    found = find_settings(own_bundle, ["Once"], device_map="cpu", max_new_tokens=4, seconds=0.1, listener=listener)
+    assert found.tuned.target_ms and not found.tuned.is_tuned
+    assert "the sampled finals ended with an error: the draft's device is gone" in notes
+
+
 @pytest.mark.slow
 def test_tuning_without_time_fights_one_contest(own_bundle: Path) -> None:
     listener = Counted()
@@ -341,12 +362,29 @@ def test_another_graphics_card_is_another_machine(own_bundle: Path, monkeypatch:
     card, found = load_device_map("cuda-cpu"), {}
     for name in ("NVIDIA L4", "NVIDIA A10"):
         details = [DeviceDetail(device="NVIDIA GPU 0", full_name=name, driver="570.1")]
-        monkeypatch.setattr(hardware, "nvidia_gpus", lambda details=details: details)
+        monkeypatch.setattr(hardware, "cuda_gpu", lambda _, details=details: details[0])
         found[name] = fingerprint(own_bundle, card)
     assert len(set(found.values())) == 2
     cut = replace(CPU, target=replace(CPU.target, cores=(0,), threads=1))
     assert fingerprint(own_bundle, CPU) == fingerprint(own_bundle, cut), "a layout of the same card"
     assert fingerprint(own_bundle, CPU) != fingerprint(own_bundle, load_device_map("paced-laptop"))
+
+
+def test_what_is_edited_in_a_card_or_given_to_the_process_makes_it_another(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was tuned before would override what the card says now."""
+    mine = DeviceMap(name="mine")
+    seen = {fingerprint(own_bundle, mine)}
+    for changes in (
+        {"target": TargetPlacement(threads=2)},
+        {"draft": DraftPlacement(precision="bf16")},
+        {"speculation": SpeculationDefaults(gamma=2)},
+    ):
+        seen.add(fingerprint(own_bundle, replace(mine, **changes)))  # type: ignore[arg-type]
+    monkeypatch.setattr(fingerprint_module, "usable_cores", lambda: Cores((7,), 1))
+    seen.add(fingerprint(own_bundle, mine))
+    assert len(seen) == 5
 
 
 def test_a_card_says_whether_windows_are_cut(own_bundle: Path, tmp_path: Path) -> None:

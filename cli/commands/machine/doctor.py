@@ -1,6 +1,5 @@
 """`mirrorsd doctor`: is this machine ready, what is wrong if not, and does a bundle work on each card that fits."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -92,7 +91,7 @@ def doctor(
     inventory, details = device_inventory(), hardware_details()
     fits, picked = card_fits(inventory), picked_card(inventory)
     usable = [fit.name for fit in fits if not (fit.missing or fit.is_paced)]
-    checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
+    checks = [check_flavours(installed_versions()), check_cores(usable_cores().num_threads), check_cards(usable)]
     checks += [*check_versions(installed_versions(), details), check_energy()]
     misfits = [check_fit(fit) for fit in fits if fit.missing]
     tried, needs = usable, list[Check]()

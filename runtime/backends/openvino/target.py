@@ -15,6 +15,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.hardware import target_name
 from mirrorsd.devices.openvino.core import new_core
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.graphs import names
@@ -65,7 +66,8 @@ class OpenVinoTargetModel:
         """One line for `pipe.placement`, with the devices that the graphs really use."""
         devices = sorted({str(one) for _, model in self.segments for one in model.get_property("EXECUTION_DEVICES")})
         elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
-        return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s){elsewhere}"
+        named = "" if self.placement.is_on_cpu else f" ({target_name(self.placement)})"
+        return f"target: openvino {', '.join(devices)}{named}, {self.placement.threads} thread(s){elsewhere}"
 
 
 class OpenVinoTarget(TargetSession):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.device_maps import DeviceMap, DraftPlacement, SpeculationDefaults, builtin_names, load_device_map
+from mirrorsd.devices.layouts import Cores, lay_out
 from mirrorsd.graphs.errors import ConfigError
 
 
@@ -28,8 +29,10 @@ def test_builtin_cards_load_and_say_what_they_are(name: str) -> None:
 
 def test_cpu_card_gives_each_side_a_core() -> None:
     card = load_device_map("cpu")
-    assert (card.target.provider, card.target.cores, card.target.threads) == ("CPUExecutionProvider", (0,), 1)
-    assert (card.draft.device, card.draft.cores, card.draft.threads) == ("CPU", (1,), 1)
+    apart = lay_out(card, "apart", Cores((2, 4, 6), 3))
+    assert (apart.target.provider, apart.target.cores, apart.target.threads) == ("CPUExecutionProvider", (2,), 1)
+    assert (apart.draft.device, apart.draft.cores, apart.draft.threads) == ("CPU", (4,), 1)
+    assert lay_out(card, "apart", Cores((3,), 1)) == card, "nobody keeps to a core that both need"
     assert card.target.is_on_cpu
     assert card.draft.is_on_cpu
 
@@ -82,6 +85,15 @@ def test_own_card_by_path_with_defaults(tmp_path: Path) -> None:
         ('[target]\nruntime = "openvino"\ndevice = "TPU"', "target.device is 'TPU'; allowed: 'CPU', 'GPU'"),
         ('[draft]\ndevice = "GPU"', "draft.device is 'GPU'; allowed: 'CPU', 'NPU'"),
         ('[draft]\nprecision = "int4"', "draft.precision is 'int4'; allowed: 'f32'"),
+        ('[draft]\ndevice = "NPU"\nprecision = "f32"', "draft.precision is 'f32'; allowed: 'f16', 'auto'"),
+        ('[exit]\ndevice = "NPU"\nprecision = "bf16"', "exit.precision is 'bf16'; allowed: 'f16', 'auto'"),
+        ("[target]\ndevice_id = 1", "device_id is 1; devices of CPUExecutionProvider have no numbers"),
+        (
+            '[target]\nprovider = "WebGpuExecutionProvider"\ndevice_id = 1',
+            "device_id is 1; devices of WebGpuExecutionProvider have no numbers",
+        ),
+        ('name = "a/b"', "name is 'a/b'; it is part of the names of files"),
+        (f'name = "{"n" * 101}"', "at most 100 characters"),
         ("[draft]\nemulated = true", "only 'NPU' can be emulated"),
         ("[speculation]\ngamma = 0", "speculation.gamma is 0; allowed: 1 to "),
         ('[speculation]\nallocation = "best"', "speculation.allocation is 'best'; allowed: 'global', 'per_row'"),
@@ -148,3 +160,9 @@ def test_a_device_is_answered_with_the_cards_that_have_it_and_never_with_another
     with pytest.raises(ConfigError) as caught:
         load_device_map(name)
     assert hint in str(caught.value)
+
+
+def test_an_npu_computes_in_halves_if_nothing_is_said(tmp_path: Path) -> None:
+    assert load_device_map(write_card(tmp_path, '[draft]\ndevice = "NPU"\n')).draft.precision == "f16"
+    emulated = load_device_map(write_card(tmp_path, '[draft]\ndevice = "NPU"\nemulated = true\n'))
+    assert (emulated.draft.precision, DraftPlacement().precision) == ("f32", "f32")

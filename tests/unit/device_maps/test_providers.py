@@ -11,7 +11,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 @pytest.fixture
 def abacus(monkeypatch: pytest.MonkeyPatch) -> TargetPlacement:
-    entry = Provider(package="pip install beads", memory="dml", unreachable="frame {device_id}; it has no beads")
+    entry = Provider(package="beads", memory="dml", unreachable="frame {device_id}; it has no beads")
     monkeypatch.setitem(PROVIDERS, "AbacusExecutionProvider", entry)
     return TargetPlacement(provider="AbacusExecutionProvider", device_id=2)
 
@@ -24,7 +24,7 @@ def test_an_entry_is_all_that_a_provider_takes(abacus: TargetPlacement, monkeypa
         providers=("CPUExecutionProvider",), openvino_devices=(), num_cores=2, has_npu_plugin=False
     )
     (missing,) = inventory._missing_provider(abacus, there)
-    assert "AbacusExecutionProvider" in missing and "(pip install beads)" in missing
+    assert "AbacusExecutionProvider" in missing and "pip install beads)" in missing
     monkeypatch.setattr(inventory, "_has_room", lambda target: False)
     there = inventory.DeviceInventory(
         providers=("AbacusExecutionProvider",), openvino_devices=(), num_cores=2, has_npu_plugin=False

@@ -1,5 +1,6 @@
 """Which card fits which machine, said in words, and nothing substituted that a card does not list."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +9,20 @@ import onnxruntime
 import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
+from mirrorsd.devices import hardware
 from mirrorsd.devices import inventory as devices
+from mirrorsd.devices.hardware import hardware_details
 from mirrorsd.devices.inventory import (
     AUTO_ORDER,
     DeviceInventory,
     check_computes,
     choose_device_map,
+    device_inventory,
     missing_devices,
 )
 from mirrorsd.devices.onnxruntime.providers import provider_options, session_options
 from mirrorsd.devices.onnxruntime.stage import Place
+from mirrorsd.devices.openvino import core
 from mirrorsd.graphs.errors import DeviceError
 
 
@@ -155,7 +160,7 @@ def test_only_listed_cards_stand_in(tmp_path: Path) -> None:
     ],
 )
 def test_no_provider_but_the_cpu_s_falls_back_to_the_cpu(provider: str, options: dict[str, str]) -> None:
-    placement = TargetPlacement(provider=provider, device_id=1)
+    placement = TargetPlacement(provider=provider, device_id=1 if options else 0)
     assert provider_options(placement) == options
     session = session_options(placement)
     if provider != "CPUExecutionProvider":
@@ -178,3 +183,44 @@ def test_cards_that_were_not_tried_say_so(name: str) -> None:
     assert "Not yet run on" in text
     assert card.fallbacks == ()
     assert not card.target.is_on_cpu
+
+
+def test_a_gpu_is_there_by_its_number(tmp_path: Path) -> None:
+    card = tmp_path / "second.toml"
+    card.write_text('[target]\nruntime = "openvino"\ndevice = "GPU"\ndevice_id = 1\n', encoding="utf-8")
+    second = load_device_map(str(card))
+    assert missing_devices(second, machine("CPU", "GPU")) == [
+        "the target needs OpenVINO's GPU.1; it sees CPU, GPU (install Intel's graphics driver with its compute runtime)"
+    ]
+    assert missing_devices(second, machine("CPU", "GPU.0", "GPU.1")) == []
+    assert missing_devices(load_device_map("igpu-cpu"), machine("CPU", "GPU.0", "GPU.1")) == []
+
+
+def test_a_broken_driver_of_one_device_leaves_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("clGetPlatformIDs, error code: -1001")
+
+    for module in (core, hardware):
+        monkeypatch.setattr(module, "new_core", Broken)
+    there = device_inventory()
+    assert choose_device_map("cpu", there).device_map.name == "cpu"
+    assert (
+        "it sees CPU: clGetPlatformIDs, error code: -1001" in missing_devices(load_device_map("lunar-lake"), there)[0]
+    )
+    assert [one.device for one in hardware_details()][:1] == ["OpenVINO CPU"]
+
+
+def test_what_an_uninstalled_onnx_runtime_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
+    with pytest.raises(
+        DeviceError, match=r"ONNX Runtime is damaged.*pip uninstall onnxruntime.*pip install \"mirrorsd"
+    ):
+        device_inventory()
+
+
+def test_packages_that_are_there_are_removed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"onnxruntime-webgpu": "1.25", "onnxruntime-openvino": "1.23", "ONNX Runtime": "1.25"}
+    monkeypatch.setattr(devices, "runtime_versions", lambda: there)
+    (problem,) = missing_devices(load_device_map("cuda-cpu"), machine("CPU"))
+    assert 'pip uninstall onnxruntime-webgpu onnxruntime-openvino; then: pip install "mirrorsd[cuda]"' in problem

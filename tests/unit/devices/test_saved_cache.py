@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from mirrorsd.devices import saved_cache
@@ -75,6 +76,16 @@ def test_a_cache_of_another_processor_is_refused(tmp_path: Path, monkeypatch: py
     write_cache(tmp_path / "a", saved(), origins[0])
     with pytest.raises(BundleError, match=r"another processor \(with VNNI; here it is without\)"):
         read_cache(tmp_path / "a", origins[1], LIKE)
+
+
+def test_a_cache_of_another_onnx_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever package it was installed as: the program itself is asked."""
+    manifest = mock.create_autospec(Manifest, instance=True)
+    manifest.to_json.return_value = "{}"
+    write_cache(tmp_path / "a", saved(), origin_of(manifest, "cpu"))
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.0")
+    with pytest.raises(BundleError, match=r"another ONNX Runtime \(.*; here it is 1\.23\.0\)"):
+        read_cache(tmp_path / "a", origin_of(manifest, "cpu"), LIKE)
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:

@@ -52,10 +52,19 @@ def test_other_versions_and_another_processor_change_it(bundle: Path, monkeypatc
     assert len(seen) == 4
 
 
+def test_another_graphics_card_changes_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that one has begun would go on with the last bits of another."""
+    found = set()
+    for name in ("NVIDIA L4 570.1", "NVIDIA A10 570.1"):
+        monkeypatch.setattr(module, "target_name", lambda _, name=name: name)
+        found.add(fingerprint(bundle, pipeline(device_map=load_device_map("cuda-cpu"))))
+    assert len(found) == 2
+
+
 def test_other_devices_and_padding_change_it_but_not_how_it_is_speculated(bundle: Path) -> None:
     card = load_device_map("cpu")
     usual = fingerprint(bundle, pipeline())
-    placed = replace(card, target=replace(card.target, device_id=1))
+    placed = replace(card, target=replace(card.target, threads=7))
     padded = replace(SpeculationConfig(), pad_rows_to=8)
     assert fingerprint(bundle, pipeline(device_map=placed)) != usual
     assert fingerprint(bundle, pipeline(speculation=padded)) != usual

@@ -5,6 +5,7 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mirrorsd.devices.openvino.compiled_cache import CompiledCache
@@ -131,3 +132,19 @@ def test_what_does_not_fit_is_not_kept(tmp_path: Path, caplog: pytest.LogCapture
     cache.write("16x16x256", bytes(700_000))
     assert (cache.has("8x8x256"), cache.has("16x16x256"), cache.is_writable) == (True, False, False)
     assert "would take more than 1 MiB" in caplog.text
+
+
+def test_a_cache_of_another_user_is_not_read(
+    filled: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    for owner, name in ((Path, "is_file"), (np, "memmap")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refused)
+            assert cache_in(filled).read("8x8x256") is None
+            assert "8x8x256.blob cannot be read (Permission denied)" in caplog.messages[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", refused)
+        assert not cache_in(filled).has("8x8x256")

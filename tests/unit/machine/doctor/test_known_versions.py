@@ -8,7 +8,7 @@ from packaging.specifiers import SpecifierSet
 
 from mirrorsd.cli.commands.machine.doctor import check_versions
 from mirrorsd.devices import hardware
-from mirrorsd.devices.hardware import DeviceDetail, hardware_details, nvidia_gpus
+from mirrorsd.devices.hardware import DeviceDetail, cuda_gpu, hardware_details, nvidia_gpus
 from mirrorsd.machine.doctor.known_versions import KNOWN_BAD, find_known_bad
 
 
@@ -51,7 +51,9 @@ def test_every_pair_has_its_reason_and_source() -> None:
 
 
 def test_nvidia_s_own_tool_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "NVIDIA RTX 4070, 551.23, 8188, 7000, 8.9\nNVIDIA T400, 551.23, [N/A], [N/A], 7.5\nbroken\n"
+    line = (
+        "GPU-ab1, NVIDIA RTX 4070, 551.23, 8188, 7000, 8.9\nGPU-ab2, NVIDIA T400, 551.23, [N/A], [N/A], 7.5\nbroken\n"
+    )
     monkeypatch.setattr(hardware.subprocess, "check_output", lambda *_, **__: line)
     first, second = nvidia_gpus()
     assert (first.device, first.driver, first.memory_free) == ("NVIDIA GPU 0", "551.23", 7000 << 20)
@@ -62,6 +64,31 @@ def test_nvidia_s_own_tool_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hardware.subprocess, "check_output", missing)
     assert nvidia_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "number", "name"),
+    [
+        (None, None, 0, None),  # by speed, which nobody tells
+        (None, "PCI_BUS_ID", 1, "NVIDIA T400"),
+        ("1", "PCI_BUS_ID", 0, "NVIDIA T400"),
+        ("1,0", "PCI_BUS_ID", 1, "NVIDIA RTX 4070"),
+        ("GPU-ab2, GPU-ab1", None, 0, "NVIDIA T400"),
+        ("GPU-ab", None, 0, None),
+        ("1", "PCI_BUS_ID", 1, None),
+        ("", "PCI_BUS_ID", 0, None),
+        ("7", "PCI_BUS_ID", 0, None),
+    ],
+)
+def test_cuda_counts_gpus_otherwise_than_nvidia_s_tool(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, order: str | None, number: int, name: str | None
+) -> None:
+    line = "GPU-ab1, NVIDIA RTX 4070, 551.23, 8188, 7000, 8.9\nGPU-ab2, NVIDIA T400, 551.23, 1024, 900, 7.5\n"
+    monkeypatch.setattr(hardware.subprocess, "check_output", lambda *_, **__: line)
+    for variable, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(variable, raising=False) if value is None else monkeypatch.setenv(variable, value)
+    found = cuda_gpu(number)
+    assert (found.full_name if found else None) == name
 
 
 def test_this_machine_has_a_processor() -> None:

@@ -8,6 +8,7 @@ import pytest
 from mirrorsd.cli.commands.machine import doctor
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.devices.cache_bytes import cache_bytes
+from mirrorsd.devices.hardware import DeviceDetail
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.manifest import FileEntry, Head, Manifest
@@ -66,14 +67,10 @@ def test_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     free = free_memory(SYSTEM)
     assert free is None or free > 1 << 20
     assert free_memory("NPU") is None
-    monkeypatch.setattr(memory.subprocess, "check_output", lambda *_, **__: "512\n")
+    found = DeviceDetail(device="NVIDIA GPU 1", full_name="T400", memory_free=512 << 20)
+    monkeypatch.setattr(memory, "cuda_gpu", {0: found}.get)
     assert free_memory("NVIDIA GPU 0") == 512 << 20
-
-    def missing(*_: object, **__: object) -> str:
-        raise FileNotFoundError("nvidia-smi")
-
-    monkeypatch.setattr(memory.subprocess, "check_output", missing)
-    assert free_memory("NVIDIA GPU 0") is None
+    assert free_memory("NVIDIA GPU 1") is None
 
 
 def test_doctor_warns_of_too_little(bundle: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
+import psutil
 import pytest
 from openvino import opset13 as ops
+from waiting import wait_until
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.machine.npu import compiler as npu_compiler
@@ -118,8 +120,14 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_compiler_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_compiler, "COMPILE_LIMIT_S", 0.2)
-    with pytest.raises(DeviceError, match="did not end"):
-        NpuCompiler(command(tmp_path, "import time; time.sleep(30)")).compile(draft(), "s", "4000", tmp_path / "b")
+    mark = tmp_path / "child"
+    begins = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)'])"
+    program = f"{begins}; open({str(mark)!r}, 'w').write(str(child.pid)); child.wait()"
+    found = NpuCompiler(command(tmp_path, program)).compile(draft(), "s", "4000", tmp_path / "b")
+    assert found.error == "the compiler did not end within 0.2 s", "a shape that is refused, as any other"
+    if mark.exists():  # what it had begun by then is ended, too
+        child = int(mark.read_text())
+        wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_no_compiler_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
 """Which blobs a bundle keeps."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftBucket
 from mirrorsd.machine.npu.compiler import ShapeReport
-from mirrorsd.machine.npu.report import by_use, kept_within, reports_in
+from mirrorsd.machine.npu.report import by_use, kept_within, reports_in, write_platform
 
 SIZES = ((4, 1), (4, 4), (8, 8), (32, 32), (128, 1))
 BUCKETS = [DraftBucket(rows=rows, tips=tips) for rows, tips in SIZES]
@@ -41,3 +45,41 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BundleError, match=r"Run mirrorsd compile --npu again"):
         reports_in(path)
+
+
+def blobs_in(folder: Path, content: bytes) -> Path:
+    folder.mkdir()
+    for shape in ("a", "b"):
+        (folder / f"{shape}.blob").write_bytes(content)
+    return folder
+
+
+def test_a_disk_that_fills_up_leaves_the_bundle_as_it_was(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs that no manifest lists, or those that are listed and not there, would make the bundle unusable."""
+    kept = [replace(report(shape, 3), is_kept=True) for shape in ("a", "b")]
+    copyfile, rename = shutil.copyfile, Path.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "b.blob":
+            raise OSError(28, "No space left on device")
+        copyfile(source, target)
+
+    def no_manifest(path: Path, target: Path) -> Path:
+        if target.name == "manifest.json":
+            raise OSError(30, "Read-only file system")
+        return rename(path, target)
+
+    for number, content in enumerate((b"one", b"two")):  # the first time, and where there are earlier ones
+        before = read_bundle(bundle)
+        for owner, name, fails in ((shutil, "copyfile", full), (Path, "replace", no_manifest)):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, fails)
+                with pytest.raises(BundleError, match="cannot be written"):
+                    write_platform(bundle, "4000", kept, blobs_in(tmp_path / f"{number}{name}", content))
+            assert read_bundle(bundle) == before
+            assert not [path for path in bundle.iterdir() if path.name.startswith(".")]
+        write_platform(bundle, "4000", kept, blobs_in(tmp_path / f"{number}", content))
+        assert (bundle / names.NPU_FOLDER / "4000" / "b.blob").read_bytes() == content
+    assert set(read_bundle(bundle).files) - set(before.files) == set()
