@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.export.checkpoints.gguf_gaps import check_all_read, complete_config, complete_tokenizer
+from mirrorsd.export.checkpoints.gguf_gaps import check_all_read, complete_config, complete_tokenizer, ends_in
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.whole_file import write_whole
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 5
+_MADE_BY = 6
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
 _EXPERTS = re.compile(r"(?P<name>blk\.\d+\.ffn_(?P<part>gate|up|down)_exps)\.weight")
 _SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
-_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+"""The tokens that end a text: of the whole text, of a turn, of a message that calls a tool, of a gap that is filled."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -112,10 +112,14 @@ def small_files(file: Path) -> Path:
         complete_config(config, file, headers[0].fields, tensors)
         complete_tokenizer(tokenizer, file, headers[0].fields)
     generation: Any = GenerationConfig.from_model_config(config)
-    generation.eos_token_id = _all_ends(config.eos_token_id, ends)
+    generation.eos_token_id = _all_ends(
+        config.eos_token_id, [*ends, *ends_in(tokenizer.get_vocab(), config.vocab_size)]
+    )
     generation.update(**_sampling_of(file))
     try:
         folder.mkdir(exist_ok=True)
+        for old in folder.glob("chat_template*"):  # of the file that was here before; this one may have none
+            old.unlink()
         config.save_pretrained(folder)
         generation.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

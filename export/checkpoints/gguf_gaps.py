@@ -36,6 +36,27 @@ _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixt
 """Tokenizers whose words are looked up before they are merged; a token begins their texts, unless the file says no."""
 _COMPOSED = ("qwen2", "qwen35")
 """Tokenizers that compose accents with their letters first."""
+_ENDS = (
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"),
+    *("<|return|>", "<|call|>", "<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>"),
+    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+)
+"""Tokens that end a text by what is written in them, since files name one or two of several."""
+_OF_CHANNELS = {"<|return|>", "<|call|>"}
+"""Beside these `<|end|>` ends a message of several, and no text (gpt-oss)."""
+
+
+def ends_in(vocabulary: Mapping[str, int], num_tokens: int) -> list[int]:
+    """The ids of tokens that llama.cpp ends a text at, beside those that a file names.
+
+    Ids from `num_tokens` on are transformers' own additions.
+
+    >>> ends_in({"<|endoftext|>": 0, "<|end|>": 1, "a": 2}, 3), ends_in({"<|end|>": 1, "<|return|>": 2, "<EOT>": 3}, 3)
+    ([0, 1], [2])
+    """
+    passed = {"<|end|>"} if vocabulary.keys() & _OF_CHANNELS else set()
+    found = [vocabulary[text] for text in _ENDS if text in vocabulary and text not in passed]
+    return [token for token in found if token < num_tokens]
 
 
 def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -63,6 +84,8 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
         config.sliding_window = window
     if (config.model_type, config.num_hidden_layers) in _SCALED_BY_WIDTH:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+    elif hasattr(config, "query_pre_attn_scalar"):
+        config.query_pre_attn_scalar = config.head_dim
     whole = getattr(config, "rope_parameters", None)
     if not whole:
         return

@@ -34,7 +34,7 @@ SCALE_PLACES = {
     "IQ4_XS": {0: 0.0001},
 }
 """Where a block's 16-bit floats lie, by kind, and what gives weights of about 0.1."""
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPECIAL = ["<|padding|>", "<|im_start|>", "<|im_end|>"]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 VOCABULARY = [*SPECIAL, *ALPHABET, "ab", "ba"]
 

@@ -110,6 +110,9 @@ def test_layers_that_see_everything_are_scaled_where_layers_differ() -> None:
     small = Gemma2Config(num_hidden_layers=42)
     complete_config(small, Path("gemma"), {}, {})
     assert small.query_pre_attn_scalar == 256
+    narrow = Gemma2Config(num_hidden_layers=4, head_dim=32)  # no published size: llama.cpp scales by the head's own
+    complete_config(narrow, Path("gemma"), {}, {})
+    assert narrow.query_pre_attn_scalar == 32
 
 
 def test_widths_of_experts_are_those_of_the_file() -> None:

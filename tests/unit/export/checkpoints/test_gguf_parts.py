@@ -1,6 +1,7 @@
 """GGUF files as strangers keep them: split, under any name, with ids that stand for none, with several ends."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ WriteGguf = Callable[..., Path]
 NONE = 4294967295
 
 
-def rewritten(file: Path, place: Path, *, names: Any = None, **more: Any) -> Path:
-    """The file with other fields and only the tensors of these names; without any, all."""
+def rewritten(
+    file: Path, place: Path, *, names: Any = None, tokens: Any = None, without: str = "", **more: Any
+) -> Path:
+    """The file with other fields and tokens, and only the tensors of these names; without any, all."""
     reader = gguf.GGUFReader(file)
     writer = gguf.GGUFWriter(place, "llama")
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+        if not name.startswith("GGUF.") and name not in ("general.architecture", without):
+            found = tokens if tokens and name == "tokenizer.ggml.tokens" else field.contents()
+            writer.add_key_value(name, found, field.types[0], field.types[-1] if field.types[1:] else None)
     for name, value in more.items():
         writer.add_uint32(f"tokenizer.ggml.{name}", value)
     for tensor in reader.tensors:
@@ -92,6 +96,40 @@ def test_every_end_ends_a_text(write_gguf: WriteGguf, tmp_path: Path, fields: An
     file = rewritten(write_gguf("Q8_0"), tmp_path / "ends.gguf", **fields)
     found = open_checkpoint(file, "target")
     assert found.eos_ids == ends and token_entry(found).eos_ids == ends
+
+
+@pytest.mark.parametrize(
+    ("controls", "ends"),
+    [
+        (["<|endoftext|>"], (2, 0)),  # what Qwen ends a document with, beside the end of a turn that its file names
+        (["<|eot_id|>", "<|end_of_text|>"], (2, 1, 0)),
+        (["<|end|>"], (2, 0)),
+        (["<|end|>", "<|return|>"], (2, 1)),
+        (["<s>"], (2,)),
+    ],
+)
+def test_control_tokens_that_say_so_end_a_text(
+    write_gguf: WriteGguf, tmp_path: Path, controls: list[str], ends: tuple[int, ...]
+) -> None:
+    """They are hidden from the reader, who would see an answer glued to the next document."""
+    plain = write_gguf("Q8_0")
+    tokens = gguf.GGUFReader(plain).fields["tokenizer.ggml.tokens"].contents()
+    file = rewritten(plain, tmp_path / "texts.gguf", tokens=[*controls, *tokens[len(controls) :]])
+    assert open_checkpoint(file, "target").eos_ids == ends
+
+
+def test_a_file_that_takes_another_s_place_has_no_template_of_it(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    """A base model would be taken for one that chats."""
+    plain = write_gguf("Q8_0")
+    place = tmp_path / "model.gguf"
+    shutil.copyfile(plain, place)
+    folder = open_checkpoint(place, "target").folder
+    (folder / "exit_adapters.safetensors").touch()
+    assert (folder / "chat_template.jinja").is_file()
+    rewritten(plain, tmp_path / "other.gguf", without="tokenizer.chat_template").replace(place)
+    assert open_checkpoint(place, "target").folder == folder
+    assert not (folder / "chat_template.jinja").exists()
+    assert (folder / "exit_adapters.safetensors").is_file(), "what training has put there stays"
 
 
 @pytest.mark.parametrize("name", ["padding_token_id", "unknown_token_id", "seperator_token_id"])
