@@ -19,7 +19,15 @@ if TYPE_CHECKING:
         ParityError,
     )
     from mirrorsd.machine.tuning.kept import tune
-    from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
+    from mirrorsd.runtime import (
+        CancelToken,
+        Chunk,
+        GenerationConfig,
+        GenerationResult,
+        MirrorPipeline,
+        MirrorSession,
+        SpeculationConfig,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,13 +47,17 @@ __all__ = [
     "MirrorPipeline",
     "MirrorSession",
     "ParityError",
+    "SpeculationConfig",
     "__version__",
     "tune",
 ]
 # Nothing is reported to makers: OpenVINO and NNCF do without this package, ONNX Runtime (1.29 and later) reads this.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-_OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
+_OF_RUNTIME = (
+    *("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession"),
+    "SpeculationConfig",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -67,8 +67,8 @@ def read_cache(path: Path, origin: dict[str, str], like: SavedCache) -> SavedCac
         if path.exists() and not path.is_file():  # a device may have no end
             raise BundleError(f"{path} is no saved cache: it is no file.")
         content = memoryview(path.read_bytes())
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}).") from error
+    except (OSError, ValueError) as error:  # a path with a null byte
+        raise BundleError(f"{path} cannot be read ({getattr(error, 'strerror', error)}).") from error
     body = content[len(_MAGIC) + _DIGEST_BYTES :]
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         raise BundleError(f"{path} is no saved cache: those are made by MirrorSession.save_cache.")

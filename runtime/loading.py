@@ -31,7 +31,7 @@ from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
-from mirrorsd.texts.speculation import check_fits, resolve_speculation, speculation_of
+from mirrorsd.texts.speculation import Given, check_fits, resolve_speculation, speculation_of
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Parts(NamedTuple):
 def load_parts(
     bundle: str | Path,
     device_map: str,
-    given: Mapping[str, object],
+    given: Given,
     *,
     use_tuned: bool,
     layout: str | None,
@@ -79,11 +79,7 @@ def load_parts(
     laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned and tuned.is_tuned else None)
     found = tuned if tuned and tuned.layout == laid_out.name else None
     speculations = _resolve(choice.device_map, found, given)
-    for one in speculations:
-        check_fits(one, manifest.target)
-    is_tree = any(one.siblings for one in speculations)
-    if is_tree and (reason := cannot_take_trees(choice.device_map, manifest)):
-        raise ConfigError(f"siblings need a pass whose rows form a tree, but {reason}. Leave them out (siblings=0).")
+    check_runs(speculations, choice.device_map, manifest)
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
@@ -108,6 +104,18 @@ def load_parts(
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 
+def check_runs(ways: Speculations, card: DeviceMap, manifest: Manifest) -> None:
+    """Refuse ways to speculate that a bundle cannot go on a card.
+
+    Raises:
+        ConfigError: one wants exits or a context that the bundle does not have, or siblings where there can be none.
+    """
+    for one in ways:
+        check_fits(one, manifest.target)
+        if one.siblings and (reason := cannot_take_trees(card, manifest)):
+            raise ConfigError(f"siblings need a pass whose rows form a tree, but {reason}. Leave them out (siblings=0)")
+
+
 def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowledge:
     """What the card says of its devices, and what was tuned: scores in any layout, times only if `found` in this."""
     known = Knowledge(target_ms=card.pace.target_ms if card.pace else ())
@@ -121,12 +129,12 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
     return known
 
 
-def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:
+def _resolve(card: DeviceMap, tuned: Tuned | None, given: Given) -> Speculations:
     """The card's settings, what was tuned on top of them, what the caller gives on top of both."""
-    defaults = speculation_of(card)
+    defaults = partial(resolve_speculation, speculation_of(card))
     greedy = tuned.speculation if tuned else {}
     sampled = tuned.sampled_speculation or greedy if tuned else {}
-    return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
+    return Speculations(*(resolve_speculation(defaults(one), given) for one in (greedy, sampled)))
 
 
 def _start_engine(

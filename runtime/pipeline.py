@@ -1,6 +1,6 @@
 """The public pipeline: load a bundle, generate, stream, cancel, open further sessions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -15,13 +15,13 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import METHODS, Method
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.loading import load_parts
+from mirrorsd.runtime.loading import check_runs, load_parts
 from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
-from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig, Speculations
+from mirrorsd.texts.config import HEAD_METHODS, Speculations
 from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import checked, whole
-from mirrorsd.texts.speculation import check_fits
+from mirrorsd.texts.speculation import Given, resolve_speculation
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 Arguments = ParamSpec("Arguments")
@@ -70,7 +70,7 @@ class MirrorPipeline:
         placement: list[str] | None = None,
     ) -> None:
         self.manifest, self._layout, self.device_map = manifest, layout, layout.device_map
-        self.speculation, self.sampled_speculation = speculations
+        self.speculation, self.sampled_speculation = self._ways = speculations
         self.placement = [] if placement is None else placement
         self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
         self._own = self.session()
@@ -81,7 +81,7 @@ class MirrorPipeline:
         bundle: str | Path,
         *,
         device_map: str = "auto",
-        speculation: Mapping[str, object] | None = None,
+        speculation: Given | None = None,
         use_tuned: bool = True,
         layout: str | None = None,
         on_progress: Callable[[str, float], None] | None = None,
@@ -103,10 +103,8 @@ class MirrorPipeline:
             ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        parts = load_parts(
-            bundle, device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
-        )
-        return cls(*parts)
+        given = speculation or {}
+        return cls(*load_parts(bundle, device_map, given, use_tuned=use_tuned, layout=layout, on_progress=on_progress))
 
     @property
     def layout(self) -> str:
@@ -137,21 +135,21 @@ class MirrorPipeline:
         self._engine.beside.settle()
         return self._engine
 
-    def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:
+    def session(self, speculation: Given | None = None) -> MirrorSession:
         """Open a session with caches of its own; it shares the devices fairly with the others.
 
         Use it as a context manager, or close it, where many are opened. It keeps the pipeline's devices alive.
 
         Args:
-            speculation: how this session speculates; the pipeline's own ways by default.
+            speculation: how this session speculates, whole or what differs from the pipeline's own ways.
 
         Raises:
             GenerationError: the pipeline is closed.
-            ConfigError: it wants exits that the bundle does not have.
+            ConfigError: it cannot be: see `load`.
         """
-        check_fits(speculation or self.speculation, self.manifest.target)
+        ways = Speculations(*(resolve_speculation(one, speculation or {}) for one in self._ways))
+        check_runs(ways, self.device_map, self.manifest)
         self._engine.check_usable()
-        ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
         return MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
 
     def prepare_constraints(self) -> None:

@@ -20,6 +20,9 @@ from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.turns import GRACE_S, LOOK_S
 from mirrorsd.texts.config import CancelToken
+from mirrorsd.texts.setting_rules import checked, number
+
+_TIMEOUT = number(lambda seconds: seconds >= 0, "0 or more seconds")
 
 
 class _Asked:
@@ -85,11 +88,12 @@ class Seats:
 
         Raises:
             Cancelled: `cancel` says so.
+            ConfigError: `timeout_s` is no number of 0 or more.
             GenerationError: the sessions are closed, or another process's; or these are no ids.
             TimeoutError: all are taken.
         """
         asked, cancel = _Asked(token_ids), cancel or CancelToken()
-        until = inf if timeout_s is None else perf_counter() + timeout_s
+        until = inf if timeout_s is None else perf_counter() + checked(_TIMEOUT, "take", "timeout_s", timeout_s)
         try:
             with self._lock:
                 while not (free := self._free()):

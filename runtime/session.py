@@ -33,7 +33,7 @@ from mirrorsd.runtime.turns import CacheTaker, ChunkStream, Turns, stream_in_thr
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
-from mirrorsd.texts.setting_rules import checked, require, whole
+from mirrorsd.texts.setting_rules import checked, or_unset, require, whole
 from mirrorsd.texts.shown_text import StopWatch
 from mirrorsd.texts.speculation import check_head
 
@@ -154,13 +154,14 @@ class MirrorSession:
             Whether that can be done: by a target on the processor, without recurrent layers. Else nothing changes.
 
         Raises:
+            ConfigError: `num_tokens` is no whole number of 0 or more.
             DeviceError: the device failed.
             GenerationError: the session is closed, or the other one is of another pipeline.
         """
         if not isinstance(other, MirrorSession) or other._engine is not self._engine:
             raise GenerationError("A session can follow one of its own pipeline only.")
         with self._between_requests():
-            return self._seat.follow(other._seat, num_tokens)
+            return self._seat.follow(other._seat, checked(or_unset(whole(0)), "follow", "num_tokens", num_tokens))
 
     def astream(
         self,
@@ -372,6 +373,7 @@ class MirrorSession:
                     yield chunks[-1]
         except Cancelled as error:
             request.end_after(sum(len(chunk.tokens) for chunk in chunks))
+            chunks.append(Chunk(watch.finish("cancelled").text, ()))  # what was held back
             error.result = self._result(place, chunks, "cancelled", started)
             endings.wait_for_end()
             raise

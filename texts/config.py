@@ -135,7 +135,7 @@ class GenerationConfig:
         prediction: ids of a text that the new one will probably repeat in parts: `auto` looks windows up in it.
         continue_from: ids that an earlier run of this very request gave, with its seed: they are verified, some thirty
             at a time, and the text goes on behind them as that run would have.
-        deadline_s: seconds from the call, after which the text ends where it is.
+        deadline_s: seconds after which the text ends where it is, from the prompt's being tokens.
         cancel: a token that stops the request; one may stop several.
         ignore_eos: do not end at the model's own end-of-sequence ids.
         use_defaults: whether the checkpoint's defaults are taken.

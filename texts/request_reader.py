@@ -62,5 +62,6 @@ class RequestReader:
                 f"GenerationConfig.logit_bias names the id {shown(outside[0])}; allowed: 0 to {self._vocab_size - 1}, "
                 "the vocabulary of this bundle."
             )
+        read_ids(settings.stop_token_ids, self._vocab_size, "stop_token_ids")
         read_ids(settings.prediction, self._vocab_size, "prediction")
         read_ids(settings.continue_from, self._vocab_size, "continue_from")

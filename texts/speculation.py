@@ -8,6 +8,10 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
+from mirrorsd.texts.setting_rules import shown
+
+Given = SpeculationConfig | Mapping[str, object]
+"""How a caller says how to speculate: whole, or by the values that differ."""
 
 
 def speculation_of(card: DeviceMap) -> SpeculationConfig:
@@ -15,12 +19,16 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
     return SpeculationConfig(**asdict(card.speculation))
 
 
-def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, object]) -> SpeculationConfig:
-    """The device map's defaults with the caller's values on top.
+def resolve_speculation(defaults: SpeculationConfig, overrides: Given) -> SpeculationConfig:
+    """The device map's defaults with the caller's values on top; a whole `SpeculationConfig` takes their place.
 
     Raises:
         ConfigError: unknown name, or a value out of its range.
     """
+    if isinstance(overrides, SpeculationConfig):
+        return overrides
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"speculation is {shown(overrides)}; allowed: a SpeculationConfig, or its values by name.")
     unknown = sorted(set(overrides) - set(SpeculationConfig.__dataclass_fields__))
     if unknown:
         allowed = ", ".join(SpeculationConfig.__dataclass_fields__)

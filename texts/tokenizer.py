@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -48,7 +48,7 @@ class BundleTokenizer:
         Raises:
             BundleError: a file cannot be read.
         """
-        folder = bundle / names.TOKENIZER_FOLDER
+        self._bundle, folder = bundle, bundle / names.TOKENIZER_FOLDER
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises nothing narrower
@@ -63,6 +63,10 @@ class BundleTokenizer:
         files = _template_files(folder)
         self._template = _read_templates(files) if files else None
         self.chat_templates: Mapping[str, str] = self._template.texts if self._template else {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, int | None]]:
+        """Another process reads it anew."""
+        return type(self), (self._bundle, self._num_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain text, with the special tokens that the tokenizer adds by itself, or without.
@@ -168,7 +172,12 @@ class BundleTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids, special tokens left out or not."""
+        """Text of the ids, special tokens left out or not.
+
+        Raises:
+            GenerationError: no list of ids.
+        """
+        ids = read_ids(ids, 1 << 32, "ids")
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def decoder(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TokenDecoder:
@@ -268,20 +277,22 @@ class TokenBytes:
 
     def of(self, token: int) -> bytes:
         """The token's bytes; none for an id that the vocabulary does not have."""
-        written = self._tokenizer.id_to_token(token)
+        written = self._tokenizer.id_to_token(token) if token >= 0 else None
         if written is None:
             return b""
-        if token in self._added:
+        if token in self._special:
             return written.encode()
         if self._is_byte_level:
-            return bytes(self._alphabet.get(character, ord("?")) for character in written)
+            found = [self._alphabet.get(character, -1) for character in written]
+            return written.encode() if -1 in found else bytes(found)
         if BYTE_TOKEN.fullmatch(written):
             return bytes([int(written[3:5], 16)])
         return written.replace(_METASPACE, " ").encode()
 
     @cached_property
-    def _added(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.get_added_tokens_decoder())
+    def _special(self) -> frozenset[int]:
+        """Added tokens that are no text; others (Gemma's runs of spaces) are decoded as what the model has learned."""
+        return frozenset(token for token, one in self._tokenizer.get_added_tokens_decoder().items() if one.special)
 
     @cached_property
     def _is_byte_level(self) -> bool:

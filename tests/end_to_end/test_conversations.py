@@ -2,13 +2,23 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import Entered
 
-from mirrorsd import BundleError, Cancelled, CancelToken, ConfigError, GenerationError, MirrorPipeline, MirrorSession
+from mirrorsd import (
+    BundleError,
+    Cancelled,
+    CancelToken,
+    ConfigError,
+    GenerationError,
+    MirrorPipeline,
+    MirrorSession,
+    SpeculationConfig,
+)
 from mirrorsd.runtime.reporting.results import Chunk
 
 METHODS = ("plain", "serial", "mirror", "auto")
@@ -274,3 +284,28 @@ def test_a_saved_conversation_that_does_not_fit_is_refused(
             assert again.token_ids == text.token_ids
             assert again.stats.num_reused_tokens == min(num_loaded, len(text.prompt_ids) - 1) > 0
     assert pipe.generate(PROMPT, max_new_tokens=4).token_ids == expected
+
+
+def test_what_was_held_back_is_in_the_result_of_a_text_that_was_stopped(pipe: MirrorPipeline) -> None:
+    """The tokens are, too; so the text is what they decode to."""
+    asked: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    stop = pipe.generate(PROMPT, **asked).text[:-1] + "\0"  # begins as the text does, and never comes
+    cancel = CancelToken()
+    with pytest.raises(Cancelled) as cancelled:
+        for _ in pipe.stream(PROMPT, **asked, stop_strings=stop, cancel=cancel):
+            cancel.cancel()
+    result = cancelled.value.result
+    assert result is not None and result.token_ids
+    assert result.text == pipe.tokenizer.decode(result.token_ids)
+
+
+def test_how_to_speculate_is_said_whole_or_by_what_differs(pipe: MirrorPipeline) -> None:
+    config = SpeculationConfig(gamma=2)
+    with closing(pipe.session({"gamma": 2})) as one, closing(pipe.session(config)) as other:
+        first, second = (each.generate("x", max_new_tokens=8, method="serial") for each in (one, other))
+        assert first.token_ids == second.token_ids
+    for wrong in ({"gama": 2}, ["gamma"], 3):
+        with pytest.raises(ConfigError, match="speculation"):
+            pipe.session(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_tokens is -1"):
+        pipe.session().follow(pipe.session(), -1)

@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
-from mirrorsd import GenerationError, MirrorPipeline
+from mirrorsd import ConfigError, GenerationError, MirrorPipeline
 from mirrorsd.runtime import seats as seats_module
 
 WITHIN = ("__enter__", "__exit__", "get", "__contains__", "__setitem__", "__delitem__")
@@ -88,6 +88,13 @@ def test_an_interrupt_at_any_line_leaves_all_seats_free(pipe: MirrorPipeline, is
             break
         places.append(interrupted.place.partition(",")[0])
     assert {"take", "_free", "_best", "_share", "_give_back"} <= {*places}
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, "1", True])
+def test_what_is_no_time_is_not_waited_for(pipe: MirrorPipeline, timeout_s: Any) -> None:
+    refused = pytest.raises(ConfigError, match=r"timeout_s is .*allowed: 0 or more seconds")
+    with closing(pipe.seats(1)) as seats, seats.take([1]), refused, seats.take([1], timeout_s):
+        pass
 
 
 @pytest.mark.parametrize("ids", [5, np.int64(3), "abc", None, [1.5], [True], [[1, 2], [3, 4]], [10**30]])

@@ -193,5 +193,7 @@ def test_tools_and_variables_reach_the_template(pipe: MirrorPipeline) -> None:
         pipe.generate(messages=messages, template_variables={"messages": []})
     with pytest.raises(GenerationError, match="exactly one of"):
         pipe.encode(PROMPT, messages=messages)
+    with pytest.raises(GenerationError, match=r"stop_token_ids\[1\] is 300"):
+        pipe.generate("x", stop_token_ids=[5, 300])
     with pytest.raises(ConfigError, match="logit_bias names the id 300; allowed: 0 to 299"):
         pipe.generate(PROMPT, logit_bias={300: 1})

@@ -168,6 +168,9 @@ def test_a_device_that_ignores_what_rows_see_is_refused(
 def test_where_rows_are_not_exact_siblings_are_refused(tiny_bundle: Path) -> None:
     with pytest.raises(ConfigError, match=r"siblings need .* runs on the processor, .* Leave them out \(siblings=0\)"):
         MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation={"siblings": 4})
+    refused = pytest.raises(ConfigError, match=r"siblings need .* runs on the processor")
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe, refused:
+        pipe.session({"siblings": 4})
     manifest = read_bundle(tiny_bundle)
     assert "openvino" in cannot_take_trees(load_device_map("openvino-cpu"), manifest)
     assert cannot_take_trees(load_device_map("webgpu-cpu"), manifest) == ""

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.devices.containers import available_memory
-from mirrorsd.devices.hardware import target_name
 from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, describe_stages, rewritten
 from mirrorsd.devices.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.devices.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
@@ -193,6 +192,8 @@ class OnnxTargetModel(TargetModel):
         """One line for `pipe.placement`, with the providers that the graphs really use."""
         stages = [stage for _, stage in self.segments] + [stage for _, stage in self.exits.values()]
         elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
+        from mirrorsd.devices.hardware import target_name  # which loads OpenVINO
+
         named = f", {target_name(self.device.placement)}" if self.device.place.is_device else ""
         return describe_stages(stages, self.device) + named + elsewhere
 

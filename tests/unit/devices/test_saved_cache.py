@@ -90,6 +90,8 @@ def test_a_cache_of_another_onnx_runtime_is_refused(tmp_path: Path, monkeypatch:
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     """A device may have no end."""
+    with pytest.raises(BundleError, match="cannot be read"):
+        read_cache(tmp_path / "a\0b", ORIGIN, LIKE)
     for path in (tmp_path, Path("/dev/full")):
         if path.exists():
             with pytest.raises(BundleError, match="it is no file"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices import hardware
 from mirrorsd.runtime import SpeculationConfig
 from mirrorsd.server.bundles import fingerprint as module
 
@@ -56,7 +57,7 @@ def test_another_graphics_card_changes_it(bundle: Path, monkeypatch: pytest.Monk
     """A text that one has begun would go on with the last bits of another."""
     found = set()
     for name in ("NVIDIA L4 570.1", "NVIDIA A10 570.1"):
-        monkeypatch.setattr(module, "target_name", lambda _, name=name: name)
+        monkeypatch.setattr(hardware, "target_name", lambda _, name=name: name)
         found.add(fingerprint(bundle, pipeline(device_map=load_device_map("cuda-cpu"))))
     assert len(found) == 2
 

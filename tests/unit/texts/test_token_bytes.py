@@ -36,5 +36,16 @@ def test_bytes_of_tokens_with_byte_fallback_are_the_text_s() -> None:
     assert b"".join(map(TokenBytes(tokenizer).of, ids)) == TEXT.encode()
 
 
+def test_added_tokens_that_are_text_are_what_the_decoder_makes_of_them() -> None:
+    """Gemma's runs of spaces are added, and not special."""
+    for tokenizer, written, text in ((byte_fallback(), "\u2581\u2581", "  "), (byte_level(), "\u0120x", " x")):
+        tokenizer.add_tokens([AddedToken(written, special=False, normalized=False)])
+        token = tokenizer.token_to_id(written)
+        assert TokenBytes(tokenizer).of(token).decode() == text == tokenizer.decode([0, token])[-len(text) :]
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["\u65e5"])
+    assert TokenBytes(tokenizer).of(tokenizer.token_to_id("\u65e5")).decode() == "\u65e5", "no character for bytes"
+
+
 def test_an_id_that_the_vocabulary_lacks_is_nothing() -> None:
-    assert TokenBytes(byte_level()).of(5000) == b""
+    assert TokenBytes(byte_level()).of(5000) == TokenBytes(byte_level()).of(-1) == b""

@@ -1,5 +1,6 @@
 """What is asked is checked before it reaches the tokenizer: texts, conversations, ids."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,14 @@ def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> N
     made = BundleTokenizer(tmp_path, 256)
     assert len(made.encode("[PAD]")) == 5
     assert made.decode(made.encode("[PAD]")) == "[PAD]"
+
+
+def test_another_process_is_given_the_same_tokenizer(tokenizer: BundleTokenizer) -> None:
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.encode("ab") == tokenizer.encode("ab")
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 32], [1.5], "ab"])
+def test_what_are_no_ids_are_not_decoded(tokenizer: BundleTokenizer, ids: Any) -> None:
+    with pytest.raises(GenerationError, match="ids"):
+        tokenizer.decode(ids)
