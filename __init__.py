@@ -19,15 +19,8 @@ if TYPE_CHECKING:
         ParityError,
     )
     from mirrorsd.machine.tuning.kept import tune
-    from mirrorsd.runtime import (
-        CancelToken,
-        Chunk,
-        GenerationConfig,
-        GenerationResult,
-        MirrorPipeline,
-        MirrorSession,
-        SpeculationConfig,
-    )
+    from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
+    from mirrorsd.texts.config import SpeculationConfig
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,17 +47,14 @@ __all__ = [
 # Nothing is reported to makers: OpenVINO and NNCF do without this package, ONNX Runtime (1.29 and later) reads this.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-_OF_RUNTIME = (
-    *("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession"),
-    "SpeculationConfig",
-)
 
 
 def __getattr__(name: str) -> object:
     """Load the public names on first use, so that ``import mirrorsd`` stays fast."""
     if name not in __all__:
         raise AttributeError(f"module 'mirrorsd' has no attribute {name!r}")
-    home = "runtime" if name in _OF_RUNTIME else "machine.tuning.kept" if name == "tune" else "graphs.errors"
+    is_error = name == "Cancelled" or name.endswith("Error")
+    home = "graphs.errors" if is_error else "machine.tuning.kept" if name == "tune" else "runtime"
     return getattr(import_module(f"mirrorsd.{home}"), name)
 
 

@@ -231,11 +231,10 @@ def _no_onnx_runtime() -> str:
 
 def _missing_openvino(part: str, device: str, inventory: DeviceInventory, number: int = 0) -> list[str]:
     """Why OpenVINO's device of a kind and number is not there; the only one of its kind has no number in its name."""
-    kind = [found for found in inventory.openvino_devices if found.split(".")[0] == device]
-    if any(int(found.partition(".")[2] or 0) == number for found in kind):
+    wanted = f"{device}.{number}" if number else device
+    if any(f"{found}.".startswith(f"{wanted}.") for found in inventory.openvino_devices):
         return []
     seen = ", ".join(inventory.openvino_devices) or "none"
-    wanted = f"{device}.{number}" if number else device
     why = f": {inventory.openvino_problem}" if inventory.openvino_problem else _DRIVERS.get(device, "")
     return [f"the {part} needs OpenVINO's {wanted}; it sees {seen}{why}"]
 

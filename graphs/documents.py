@@ -5,6 +5,7 @@ dataclass says so itself), and whose fault it is: callers turn a `DocumentError`
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -116,12 +117,19 @@ def parse_toml(text: str) -> dict[str, Any]:
     """What a TOML text says.
 
     Raises:
-        DocumentError: it is none.
+        DocumentError: it is none, or has a number that is none.
     """
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text, parse_float=_finite)
+    except ValueError as error:
         raise DocumentError(f"is not a valid TOML file ({error})") from error
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text} is no number here")
+    return found
 
 
 def build(kind: type[Kind], document: object, *, allows_unknown: bool = False) -> Kind:

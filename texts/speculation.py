@@ -8,7 +8,6 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
-from mirrorsd.texts.setting_rules import shown
 
 Given = SpeculationConfig | Mapping[str, object]
 """How a caller says how to speculate: whole, or by the values that differ."""
@@ -28,7 +27,7 @@ def resolve_speculation(defaults: SpeculationConfig, overrides: Given) -> Specul
     if isinstance(overrides, SpeculationConfig):
         return overrides
     if not isinstance(overrides, Mapping):
-        raise ConfigError(f"speculation is {shown(overrides)}; allowed: a SpeculationConfig, or its values by name.")
+        raise ConfigError(f"speculation is {overrides!r:.80}; allowed: a SpeculationConfig, or its values by name.")
     unknown = sorted(set(overrides) - set(SpeculationConfig.__dataclass_fields__))
     if unknown:
         allowed = ", ".join(SpeculationConfig.__dataclass_fields__)

@@ -50,6 +50,16 @@ class OnnxDevice:
     """
 
     def __init__(self, placement: TargetPlacement) -> None:
+        """Choose queues, and what finds the best logits there.
+
+        Raises:
+            DeviceError: this ONNX Runtime is too old, or the device gives nothing.
+        """
+        if not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
+            raise DeviceError(
+                f"ONNX Runtime {ort.__version__} does not tell which device computes what; 1.24 and later do. Install "
+                "a later one, or choose another device map (`mirrorsd devices`)."
+            )
         self.placement = placement
         self.place: Place = place_of(placement)
         self.captures = self.place.is_device and placement.graphs

@@ -5,6 +5,7 @@ figure that means something the machine must have nothing else to do. Does not o
 """
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,10 @@ _MICRO, _MILLI = 1e-6, 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyCounter:
-    """One counter: `read` gives joules from some beginning on, less than `wraps_at`, where it starts again."""
+    """One counter: `read` gives joules from some beginning on, less than `wraps_at`, where it starts again.
+
+    Where it fails it gives none (NaN).
+    """
 
     name: str
     read: Callable[[], float]
@@ -51,10 +55,11 @@ class EnergyMeter:
         self._before = [counter.read() for counter in self._counters]
 
     def joules(self) -> float | None:
-        """Joules since `start`, of all counters together; None where there is none."""
+        """Joules since `start`, of all counters together; None where there is none, or one fails meanwhile."""
         if not self._counters:
             return None
-        return sum(counter.since(before) for counter, before in zip(self._counters, self._before, strict=True))
+        found = sum(counter.since(before) for counter, before in zip(self._counters, self._before, strict=True))
+        return None if math.isnan(found) else found
 
 
 def _processor_counters(powercap: Path) -> list[EnergyCounter]:
@@ -73,7 +78,10 @@ def _processor_counters(powercap: Path) -> list[EnergyCounter]:
 
 def _of_folder(folder: Path, name: str) -> EnergyCounter:
     def read() -> float:
-        return int((folder / "energy_uj").read_text(encoding="ascii")) * _MICRO
+        try:
+            return int((folder / "energy_uj").read_text(encoding="ascii")) * _MICRO
+        except (OSError, ValueError):
+            return math.nan
 
     range_uj = int((folder / "max_energy_range_uj").read_text(encoding="ascii"))
     return EnergyCounter(name=name, read=read, wraps_at=range_uj * _MICRO)
@@ -99,4 +107,7 @@ def _nvidia_counters() -> list[EnergyCounter]:
 
 
 def _nvidia_joules(nvml: Any, handle: Any) -> float:
-    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * _MILLI
+    try:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * _MILLI
+    except nvml.NVMLError:  # a GPU that was lost, or a driver that was renewed
+        return math.nan

@@ -79,6 +79,15 @@ KNOWN_BAD = (
     ),
     KnownBad(
         part="onnxruntime-gpu",
+        versions=">=1.27",
+        beside="driver of NVIDIA GPU",
+        with_versions="<580",
+        what="this ONNX Runtime is built for CUDA 13, which needs NVIDIA driver 580 or later",
+        advice="update the NVIDIA driver, or: pip install 'onnxruntime-gpu<1.27'",
+        source="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
+    ),
+    KnownBad(
+        part="onnxruntime-gpu",
         versions="<1.19",
         beside="mirrorsd",
         with_versions="",

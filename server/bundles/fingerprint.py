@@ -7,7 +7,6 @@ from importlib import metadata
 from pathlib import Path
 
 from mirrorsd import __version__
-from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.devices.inventory import runtime_versions
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
@@ -25,7 +24,7 @@ def fingerprint(bundle: Path, pipe: MirrorPipeline) -> str:
     """
     card = pipe.device_map
     facts = {
-        "device": _device_of(card.target),
+        "device": _device_of(pipe),
         "bundle": {str(path.relative_to(bundle)): _digest(path) for path in _small_files(bundle)},
         "versions": {**_versions(), **runtime_versions(), "mirrorsd": __version__},
         "target": asdict(card.target),
@@ -38,12 +37,12 @@ def fingerprint(bundle: Path, pipe: MirrorPipeline) -> str:
     return f"bundle-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _device_of(target: TargetPlacement) -> str:
-    if target.is_on_cpu:
+def _device_of(pipe: MirrorPipeline) -> str:
+    if pipe.device_map.target.is_on_cpu:
         return ""
     from mirrorsd.devices.hardware import target_name  # which loads OpenVINO
 
-    return target_name(target)
+    return target_name(pipe.device_map.target)
 
 
 def _small_files(bundle: Path) -> list[Path]:

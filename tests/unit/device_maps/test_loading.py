@@ -110,6 +110,8 @@ def test_own_card_by_path_with_defaults(tmp_path: Path) -> None:
         ('layouts = ["shared"]\nshared_cores = [1, 1]', r"shared_cores is \[1, 1\]; allowed: different"),
         ('name = ""', "name is empty"),
         ("[draft", "is not a valid TOML file"),
+        ("[pace]\ntarget_ms = [[1.0, nan]]\ndraft_ms = [[1.0, 1.0]]", r"is not a valid TOML file \(nan is no number"),
+        ("[pace]\nexit_ms = inf", r"\(inf is no number here\)"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:

@@ -20,6 +20,8 @@ from mirrorsd.devices.inventory import (
     device_inventory,
     missing_devices,
 )
+from mirrorsd.devices.onnxruntime import device
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.providers import provider_options, session_options
 from mirrorsd.devices.onnxruntime.stage import Place
 from mirrorsd.devices.openvino import core
@@ -194,6 +196,7 @@ def test_a_gpu_is_there_by_its_number(tmp_path: Path) -> None:
     ]
     assert missing_devices(second, machine("CPU", "GPU.0", "GPU.1")) == []
     assert missing_devices(load_device_map("igpu-cpu"), machine("CPU", "GPU.0", "GPU.1")) == []
+    assert missing_devices(load_device_map("igpu-npu"), machine("CPU", "GPU.0.0", "NPU.3720")) == []
 
 
 def test_a_broken_driver_of_one_device_leaves_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +227,10 @@ def test_packages_that_are_there_are_removed_first(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "runtime_versions", lambda: there)
     (problem,) = missing_devices(load_device_map("cuda-cpu"), machine("CPU"))
     assert 'pip uninstall onnxruntime-webgpu onnxruntime-openvino; then: pip install "mirrorsd[cuda]"' in problem
+
+
+def test_an_onnx_runtime_that_does_not_tell_who_computes_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be known of fall-backs: NVIDIA's package for RTX is still so old."""
+    monkeypatch.setattr(device, "ort", SimpleNamespace(InferenceSession=object, __version__="1.23.2"))
+    with pytest.raises(DeviceError, match=r"does not tell which device computes what; 1\.24 and later do"):
+        OnnxDevice(TargetPlacement())

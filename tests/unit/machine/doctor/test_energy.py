@@ -95,3 +95,14 @@ def test_a_text_s_joules_are_shared_out_among_its_tokens(powercap: Path) -> None
     )
     assert energy_cell(counted) == "0.50, 0.25"
     assert energy_cell(SelfTest(device_map="cpu", load_seconds=1.0, **speeds)) == "unknown"
+
+
+def test_a_counter_that_fails_meanwhile_is_unknown(powercap: Path) -> None:
+    """Its run is not lost with it."""
+    write(powercap / "intel-rapl:0", "package-0", 1_000_000)
+    meter = EnergyMeter()
+    meter.start()
+    assert meter.joules() is not None
+    for path in powercap.glob("*/energy_uj"):
+        path.unlink()
+    assert meter.joules() is None

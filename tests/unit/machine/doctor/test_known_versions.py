@@ -31,6 +31,7 @@ def npu(driver: str) -> DeviceDetail:
             "needs NVIDIA driver 525",
         ),
         ({"onnxruntime-gpu": "1.24.1"}, DeviceDetail(device="NVIDIA GPU 1", full_name="RTX", driver="525.60.13"), ""),
+        ({"onnxruntime-gpu": "1.31.1"}, DeviceDetail(device="NVIDIA GPU 0", full_name="T4", driver="550.9"), "CUDA 13"),
         ({"onnxruntime-gpu": "1.18.1", "mirrorsd": "0.1.0"}, npu(""), "built for CUDA 11"),
         ({}, npu("1.16.0"), ""),
     ],
