@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import zip_longest
 from time import monotonic
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
-from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
+from mirrorsd.server.transport.addresses import address_at, servers_of
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import guarded
 from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, read_mark
@@ -85,11 +85,9 @@ class Passage:
         """Whether a text is asked for, which is worth waiting for a server that is coming."""
         return self.exchange.request.method == "POST"
 
-    def request(self, client: httpx2.AsyncClient, server: str) -> httpx2.Request:
+    def request(self, client: httpx2.AsyncClient, server: httpx2.URL) -> httpx2.Request:
         """What to ask a server now."""
         scope = self.exchange.request.scope
-        path = scope.get("raw_path") or scope["path"].encode()
-        query = b"?" + scope["query_string"] if scope["query_string"] else b""
         headers = [
             (name, value)
             for name, value in scope["headers"]
@@ -97,8 +95,7 @@ class Passage:
         ]
         if self.is_text:
             headers.append((HEADER.encode(), json.dumps(self._known).encode()))
-        url = server + (path.partition(b"?")[0] + query).decode("latin-1")
-        plainly = (b"accept-encoding", b"identity")
+        url, plainly = address_at(server, scope), (b"accept-encoding", b"identity")
         return client.build_request(scope["method"], url, headers=[*headers, plainly], content=self._content())
 
     def _content(self) -> bytes:
@@ -301,7 +298,7 @@ class Front:
     def _until(self) -> float:
         return monotonic() + self.settings.limits.elsewhere_s
 
-    async def _is_answered(self, passage: Passage, server: str) -> bool:
+    async def _is_answered(self, passage: Passage, server: httpx2.URL) -> bool:
         """Whether a server has answered to the end, with what stands before it."""
         client = self._opened()
         passage.refusal = None
@@ -356,24 +353,6 @@ async def _another_may(answer: httpx2.Response) -> bool:
 
 def _data_of(frame: bytes) -> bytes:
     return frame.partition(b"data: ")[2]
-
-
-def servers_of(given: Sequence[str]) -> list[str]:
-    """Addresses without a slash at the end.
-
-    Raises:
-        ConfigError: none, or one that is no address of a server.
-    """
-    if not given:
-        raise ConfigError("No server was given: name at least one, like http://127.0.0.1:8601.")
-    for text in given:
-        with suppress(httpx2.InvalidURL):
-            url = httpx2.URL(text)
-            is_whole = url.scheme in ("http", "https") and url.host and (url.port is None or 0 < url.port < 1 << 16)
-            if is_whole and " " not in text and not (url.query or url.fragment or url.userinfo):
-                continue
-        raise ConfigError(f"{text!r} is no address of a server; allowed: http://HOST:PORT, with a path or without.")
-    return [text.rstrip("/") for text in given]
 
 
 def build_front(servers: Sequence[str], settings: ServerSettings | None = None) -> Starlette:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
+from mirrorsd.server.transport.paths import read_path
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")
 _OPEN_FOLDER = "/page/"
@@ -51,21 +52,24 @@ class Guard:
         try:
             if scope["type"] != "http":
                 raise ApiError(404, "There are no web sockets here: streams are server-sent events.")
-            self._check(scope)
+            scope = self._checked(scope)
         except ApiError as error:
             if scope["type"] == "http":
                 await refuse(error, send)
             return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _checked(self, scope: Scope) -> Scope:
+        """The request if it may come, with the path that was looked at: nobody behind the guard reads another one."""
         headers: Headers = scope["headers"]
         self._check_size(scope, headers)
         port = scope["server"][1] or 0
         hosts = self._settings.host_names(port)
         self._check_host(values(headers, b"host"), hosts)
+        scope = read_path(scope)
         self._check_origin(scope, headers, hosts)
         self._check_key(scope, headers)
+        return scope
 
     def _check_size(self, scope: Scope, headers: Headers) -> None:
         """What came in one piece was not measured while it came."""

@@ -1,5 +1,7 @@
 """Names, sites and keys: who may ask, and that nobody else is told anything. Everything goes through raw sockets."""
 
+import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.front import build_front
-from mirrorsd.tests.end_to_end.server.serving_here import CHAT, chat, get, raw, served, status_of
+from mirrorsd.tests.end_to_end.server.serving_here import BODY, CHAT, chat, get, post, raw, served, status_of
 
 KEY = "a-key-of-enough-characters"
 pytestmark = pytest.mark.usefixtures("as_well_as_before")
@@ -47,7 +49,7 @@ def test_no_host_and_two_hosts_are_refused(serving: Running) -> None:
     assert status_of(raw(serving, b"GET /v1/models HTTP/1.0\r\n" + own + own + b"\r\n")) in (400, 421)
     assert (
         status_of(raw(serving, b"GET http://evil.com/v1/models HTTP/1.1\r\n" + own + b"Connection: close\r\n\r\n"))
-        == 404
+        == 400
     )
 
 
@@ -104,6 +106,59 @@ def test_without_its_key_nothing_is_told(locked: Running, path: str, given: str)
     lines = [f"Authorization: {given}"] if given else []
     assert status_of(get(locked, path, *lines)) == 401
     assert status_of(get(locked, f"{path}?key={KEY}&api_key={KEY}", *lines)) == 401
+
+
+@pytest.fixture(params=["server", "front"])
+def closed(locked: Running, request: pytest.FixtureRequest) -> Iterator[Running]:
+    with ExitStack() as stack:
+        settings = ServerSettings(port=0, keys=(KEY,))
+        is_front = request.param == "front"
+        yield stack.enter_context(Running(build_front([locked.url], settings), settings)) if is_front else locked
+
+
+LEADING_ELSEWHERE = [
+    *("/page/../v1/chat/completions", "/page/..//v1/chat/completions", "/page/./../v1/chat/completions"),
+    *("/page/%2e%2e/v1/chat/completions", "/page/.%2E/v1/chat/completions", "/page%2F..%2Fv1/chat/completions"),
+    *("/page/..\\v1/chat/completions", "/page/..%5cv1/chat/completions", "/page\\..\\..\\v1/chat/completions"),
+    *("//page/../v1/chat/completions", "%2Fpage%2F..%2Fv1/chat/completions", "/health/../v1/chat/completions"),
+]
+SPELLINGS = [
+    "/v1/chat/completions",
+    "//v1//chat/completions/",
+    "/v1%2Fchat%2Fcompletions",
+    "/v1/../x",
+    "/page/%252e%252e",
+]
+
+
+@pytest.mark.parametrize("path", LEADING_ELSEWHERE)
+def test_no_spelling_of_a_path_leads_past_the_key(closed: Running, path: str) -> None:
+    """What is open without a key is open by its own name alone, at a server and through a front."""
+    body = json.dumps(BODY).encode()
+    assert status_of(raw(closed, post(closed, path, body))) == 400
+    assert status_of(raw(closed, post(closed, path, body, Authorization=f"Bearer {KEY}"))) == 400
+
+
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_every_spelling_of_a_path_needs_the_key(closed: Running, path: str) -> None:
+    assert status_of(raw(closed, post(closed, path, json.dumps(BODY).encode()))) in (400, 401, 404, 405)
+
+
+@pytest.mark.parametrize(
+    "target", ["%2Fpage%2F@{trap}/inner", "%2Fv1:x/", "%2Fpage@{trap}/x", "@{trap}/page/", "//{trap}/page/x", "page/x"]
+)
+def test_a_path_never_names_another_server(locked: Running, target: str) -> None:
+    settings = ServerSettings(port=0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as trap,
+        Running(build_front([locked.url], settings), settings) as front,
+    ):
+        trap.settimeout(0.1)
+        path = target.format(trap=f"127.0.0.1:{trap.getsockname()[1]}")
+        answer = get(front, path)
+        assert status_of(answer) == (401 if path.startswith("/") else 400) and b'"error"' in answer
+        with pytest.raises(TimeoutError):
+            trap.accept()
 
 
 def test_with_a_key_everything_is_there(locked: Running) -> None:
