@@ -97,16 +97,15 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
         await app.state.kept.close()
         await service.close()
 
+    document = openapi_document(ENDPOINTS)
+    described = Endpoint("/openapi.json", "GET", _sends(document), None, "This document.")
     routes: list[BaseRoute] = [
         Route(path.replace("{model}", "{model:path}"), _Answered(service, e), methods=[e.method])
-        for e in ENDPOINTS
+        for e in (*ENDPOINTS, described)
         for path in _both_ways(e.path)
     ]
     pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
     routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
-    document = openapi_document(ENDPOINTS)
-    described = Endpoint("/openapi.json", "GET", _sends(document), None, "This document.")
-    routes.append(Route("/openapi.json", _Answered(service, described), methods=["GET"]))
     handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
     app = Starlette(routes=routes, middleware=guarded(settings), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False

@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from mirrorsd import __version__
 
-_DESCRIPTION = "Every path but this document's is there with and without `/v1`."
+_DESCRIPTION = "Every path is there with and without `/v1`."
 _PLACE = "#/components/schemas/{model}"
 _ERROR: dict[str, Any] = {
     "type": "object",

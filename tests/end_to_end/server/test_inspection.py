@@ -39,6 +39,14 @@ def test_properties_and_seats(serving: Running) -> None:
     assert get(serving, "/props?model=other")[0] == 404
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/openapi.json", "/v1/models/tiny"])
+def test_a_path_is_there_in_each_of_its_spellings(serving: Running, path: str) -> None:
+    bare = path.removeprefix("/v1")
+    for spelled in (bare, f"/v1{bare}", f"{path}/", f"/{path}", f"/v1/{bare}//", path.replace("/", "//")):
+        assert get(serving, spelled) == get(serving, path), spelled
+    assert get(serving, f"/v1/v1{bare}")[0] == 404
+
+
 def test_a_folder_that_is_away_hides_no_other_model(tiny_bundle: Path, tmp_path: Path) -> None:
     away = tmp_path / "away.mirror"
     shutil.copytree(tiny_bundle, away)
