@@ -161,13 +161,9 @@ class _Answered:
             async with _telling(inner):
                 await self._endpoint.handler(self._service, inner, body)
 
-        kept = kept_answers(exchange)
-        kept.begin(key, exchange, work)
-        return await while_connected(exchange, partial(_follow, kept, key, exchange))
-
-
-async def _follow(kept: KeptAnswers, key: str, exchange: Exchange) -> None:
-    await kept.read(key, exchange)
+        answers = kept_answers(exchange)
+        kept = answers.begin(key, exchange, work)
+        return await while_connected(exchange, partial(answers.follow, key, kept, exchange))
 
 
 @asynccontextmanager

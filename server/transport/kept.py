@@ -84,10 +84,22 @@ class KeptAnswers:
         return kept
 
     async def read(self, key: str, exchange: Exchange) -> bool:
-        """Follow the answer of an id, which is forgotten after a while without readers; False where there is none."""
+        """Follow the answer of an id; False where there is none.
+
+        Raises:
+            ApiError: see `follow`.
+        """
         kept = self._answers.get(key)
-        if kept is None:
-            return False
+        if kept is not None:
+            await self.follow(key, kept, exchange)
+        return kept is not None
+
+    async def follow(self, key: str, kept: KeptAnswer, exchange: Exchange) -> None:
+        """Follow an answer, kept or over by now; one that is kept is forgotten after a while without readers.
+
+        Raises:
+            ApiError: it was ended before it said anything.
+        """
         kept.num_readers += 1
         if timer := self._timers.pop(key, None):
             timer.cancel()
@@ -98,7 +110,9 @@ class KeptAnswers:
             if not kept.num_readers and self._answers.get(key) is kept:
                 later = asyncio.get_running_loop().call_later
                 self._timers[key] = later(UNHEARD_S, self._forget, key)
-        return True
+        if exchange.status is None:
+            message = "The answer was ended before anything of it was said."
+            raise ApiError(503, message, code="cancelled", headers={"x-should-retry": "false"})
 
     def cancel(self, key: str) -> bool:
         """End the answer of an id within one step; False where there is none."""

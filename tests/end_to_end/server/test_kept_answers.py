@@ -1,5 +1,6 @@
 """Answers that go on without their reader: the same text from the start, for whoever knows the id, for a minute."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,16 @@ from waiting import wait_until
 
 from mirrorsd.server import Running
 from mirrorsd.server.transport import kept as kept_answers
-from mirrorsd.tests.end_to_end.server.serving_here import LIMITS, connection, get, post, raw, served, status_of
+from mirrorsd.tests.end_to_end.server.serving_here import (
+    LIMITS,
+    connection,
+    get,
+    post,
+    raw,
+    received,
+    served,
+    status_of,
+)
 
 CHAT = "/v1/chat/completions"
 LONG = {"model": "tiny", "messages": [{"role": "user", "content": "Every morning the fox"}], "stream": True}
@@ -99,3 +109,30 @@ def test_a_refusal_is_told_and_not_kept(running: Running) -> None:
     assert status_of(answer) == 400 and b"context_length_exceeded" in answer
     assert status_of(get(running, "/v1/answers/a-fifth-answer-of-mine")) == 204
     assert status_of(raw(running, post(running, CHAT, body_of("a-fifth-answer-of-mine", max_tokens=4)))) == 200
+
+
+@pytest.mark.parametrize(("more", "status"), [({"model": "other"}, 404), ({"n": 9}, 400), ({"modalities": ["x"]}, 400)])
+def test_a_refusal_that_nobody_waited_for_is_told(running: Running, more: dict[str, Any], status: int) -> None:
+    """It is there, and forgotten, before its reader comes."""
+    answer = raw(running, post(running, CHAT, body_of("a-sixth-answer-of-mine", **more)))
+    assert status_of(answer) == status and b'"error"' in answer
+    assert status_of(get(running, "/v1/answers/a-sixth-answer-of-mine")) == 204
+
+
+def test_an_answer_that_is_ended_before_it_begins_is_an_error(running: Running) -> None:
+    bundle = running.service.shelf.loaded.pop("tiny")
+    running.service.shelf._wants_room = "other"  # nobody is let to a bundle
+    loads, running.service.shelf.load = running.service.shelf.load, never
+    try:
+        with connection(running) as opened:
+            opened.sendall(post(running, CHAT, body_of("a-seventh-answer-of-mine")))
+            wait_until(lambda: delete(running, "a-seventh-answer-of-mine"))
+            answer = received(opened)
+    finally:
+        running.service.shelf._wants_room, running.service.shelf.load = None, loads
+        running.service.shelf.loaded["tiny"] = bundle
+    assert status_of(answer) == 503 and b'"cancelled"' in answer
+
+
+async def never(_: str) -> None:
+    await asyncio.Event().wait()
