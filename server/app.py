@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -30,6 +31,7 @@ from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while
 from mirrorsd.server.transport.guard import guarded
 from mirrorsd.server.transport.kept import KeptAnswers, kept_answers
 from mirrorsd.server.transport.page_files import PageFiles
+from mirrorsd.server.transport.refusals import refuse
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
 from mirrorsd.server.wire.known_fields import refused_field, unknown_fields
@@ -216,17 +218,24 @@ def _sends(document: dict[str, Any]) -> Handler:
 
 
 class _Refusing:
-    """Answers what no route answers."""
+    """Answers what no route answers, whose body nobody has read."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         self._error = ApiError(status, message, code=code)
 
     async def __call__(self, request: Any, _: Exception) -> Any:
-        from starlette.responses import JSONResponse
+        limits = request.app.state.service.settings.limits
 
-        return JSONResponse(self._error.body, self._error.status, headers={"connection": "close"})
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await refuse(self._error, scope, receive, send, limits)
+
+        return answer
 
 
 _not_found = _Refusing(404, "There is no such path here; /openapi.json lists those there are.", "not_found")
 _wrong_method = _Refusing(405, "This path takes another method; /openapi.json lists them.", "method_not_allowed")
-_failed = _Refusing(500, "The server failed; its log says how.", "internal_error")
+
+
+async def _failed(_: Any, __: Exception) -> Any:
+    error = ApiError(500, "The server failed; its log says how.", code="internal_error")
+    return JSONResponse(error.body, error.status, headers={"connection": "close"})

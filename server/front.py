@@ -248,11 +248,11 @@ class Front:
         """Answer one request, as ASGI has it: by whichever server answers."""
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
+            body = await self._read(exchange)
             if HEADER in exchange.request.headers:
                 raise ApiError(
                     400, "A front asks here, and this is one: give it the servers.", code="front_behind_front"
                 )
-            body = await self._read(exchange)
             if self.is_closing:
                 raise not_now("closing")
             await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -18,6 +18,7 @@ from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.server.errors import ApiError, api_error
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.transport.guard import values
+from mirrorsd.server.transport.refusals import forget_rest
 from mirrorsd.server.transport.resuming import HEADER, Resumption, mark_frame, read_resumption
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -73,7 +74,6 @@ class Exchange:
             ApiError: another content type, too long, too slow, no JSON, or not what the model says.
         """
         headers = self.request.scope["headers"]
-        self.resumption = read_resumption(self.request.headers.get(HEADER))
         kinds = [value.split(b";")[0].strip().lower() for value in values(headers, b"content-type")]
         if kinds != [b"application/json"]:
             raise ApiError(415, "The Content-Type is not application/json.", code="unsupported_media_type")
@@ -86,6 +86,7 @@ class Exchange:
                 body = await self._read_body(context)
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {self._limits.body_s:g} seconds.") from None
+        self.resumption = read_resumption(self.request.headers.get(HEADER))
         num_marks = sum(map(body.count, (b"[", b"{", b'":')))
         if num_marks > self._limits.marks_for(context):
             raise _too_long(context, f"the request has {num_marks} brackets and keys")
@@ -181,18 +182,10 @@ class Exchange:
             await self._start(error.status, headers | error.headers)
             await self.frame(body)
             if error.status != 408:
-                await self._forget_rest()
+                await forget_rest(self.request.scope, self._receive, self._limits)
             await self._send({"type": "http.response.body", "body": b""})
         elif self.status is None:
             await self.json(error.body, error.status, error.headers)
-
-    async def _forget_rest(self) -> None:
-        """Read what a client still sends, as it may read no answer before; one that waits to be told to sends none."""
-        if "expect" not in self.request.headers:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.body_s):
-                    while (await self._receive()).get("more_body"):
-                        pass
 
     async def disconnected(self) -> None:
         """Return when the client has gone; the body must have been read."""

@@ -5,7 +5,6 @@ headers, so both are compared with exact lists. Pure ASGI, since wrapping middle
 """
 
 import hmac
-import json
 from collections.abc import Iterable
 
 from starlette.middleware import Middleware
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.paths import read_path
+from mirrorsd.server.transport.refusals import refuse
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")
 _OPEN_FOLDER = "/page/"
@@ -38,7 +38,7 @@ def guarded(settings: ServerSettings) -> list[Middleware]:
 
 
 class Guard:
-    """Lets requests through to `app` if they may come; refuses the others in OpenAI's form, and hangs up."""
+    """Lets requests through to `app` if they may come; refuses the others in OpenAI's form."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
@@ -55,7 +55,7 @@ class Guard:
             scope = self._checked(scope)
         except ApiError as error:
             if scope["type"] == "http":
-                await refuse(error, send)
+                await refuse(error, scope, receive, send, self._settings.limits)
             return
         await self._app(scope, receive, send)
 
@@ -125,12 +125,3 @@ class Guard:
 def values(headers: Headers, name: bytes) -> list[bytes]:
     """Every value of a header; names are in lower case already."""
     return [value for found, value in headers if found == name]
-
-
-async def refuse(error: ApiError, send: Send) -> None:
-    """Answer with an error and close the connection, so that nothing more of the request is read."""
-    body = json.dumps(error.body).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    all_headers = [(name.lower().encode(), value.encode()) for name, value in (headers | error.headers).items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": all_headers})
-    await send({"type": "http.response.body", "body": body})

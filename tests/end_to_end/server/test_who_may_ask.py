@@ -3,7 +3,8 @@
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,25 @@ def test_pages_of_allowed_sites_and_apps_may_ask_as_their_libraries_do(open_to_p
         answer = chat(open_to_pages, Origin=origin, Authorization="Bearer another-key-of-enough")
         assert status_of(answer) == 401 and allowed in answer.lower()
     assert status_of(chat(open_to_pages, Origin="app://other", Authorization=f"Bearer {KEY}")) == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (CHAT, {"Authorization": "Bearer another-key"}, 401),
+        (CHAT, {"Origin": "https://evil.com"}, 403),
+        (CHAT, {"Host": "evil.com"}, 421),
+        ("/nowhere", {}, 404),
+        ("/v1/models", {}, 405),
+        ("/page/../x", {}, 400),
+        (CHAT, {"X-Mirrorsd-Resume": "not JSON"}, 400),
+    ],
+)
+def test_a_refusal_is_told_to_who_sends_much(closed: Running, path: str, headers: dict[str, str], status: int) -> None:
+    """A client that sends all before it reads would see a broken connection instead."""
+    usual = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    with closing(HTTPConnection("127.0.0.1", closed.port, timeout=60)) as opened:
+        opened.request("POST", path, bytes(6 << 20), usual | headers)
+        answer = opened.getresponse()
+        assert answer.status == status
+        assert json.load(answer)["error"]["message"]
