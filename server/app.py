@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -189,7 +188,7 @@ def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:
         raise ApiError(400, message, param=refused.name, code="unsupported_parameter")
     unknown = unknown_fields(body)
     if unknown:
-        exchange.more_headers["x-mirrorsd-unknown-fields"] = ", ".join(quote(name) or '""' for name in unknown)
+        exchange.tell_unknown(unknown)
         _log.info("unknown fields", extra={"facts": {"request": exchange.id, "fields": unknown}})
 
 

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.addresses import address_at, servers_of
-from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.exchange import PING, UNKNOWN_FIELDS, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import guarded
 from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, read_mark
 
@@ -33,8 +33,7 @@ _OWN_HEADERS = frozenset(
     + b"expect accept-encoding origin referer".split()
 )
 """Of a request: between two machines only, or checked by the front already."""
-_UNKNOWN_FIELDS = "x-mirrorsd-unknown-fields"
-_PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", _UNKNOWN_FIELDS)
+_PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", UNKNOWN_FIELDS)
 _OF_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
 _OF_ORIGINS = ("cross-origin-opener-policy", "cross-origin-resource-policy")
 _ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
@@ -206,7 +205,7 @@ class Passage:
             await self.exchange.whole(refusal.body, refusal.headers, refusal.status)
 
     async def _begin(self, answer: httpx2.Response) -> None:
-        headers = {name: answer.headers[name] for name in (_UNKNOWN_FIELDS,) if name in answer.headers}
+        headers = {name: answer.headers[name] for name in (UNKNOWN_FIELDS,) if name in answer.headers}
         await self.exchange.begin_stream(headers)
 
     @property

@@ -21,7 +21,6 @@ _OPENING = re.compile(r"\((?:\?(?:P?<\w+>|[a-zA-Z-]*:))?")
 _ATOM = re.compile(r"\\[pPxu]\{[^}]*\}|\\.|\(\?[a-zA-Z-]+\)|[^\\()\[\]|]", re.DOTALL)
 _TIMES = re.compile(r"\{(\d+),\}")
 _REPEATED = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})+")
-_LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 _BEGINNINGS, _ENDS = ("^", r"\A"), ("$", r"\z")
 
 
@@ -36,15 +35,6 @@ class _Part:
 
 class _UnreadableError(Exception):
     """Not a pattern as it is read here."""
-
-
-def looks_around(pattern: str) -> bool:
-    """Whether it says what stands before or behind a text that it does not match, which no grammar can.
-
-    >>> looks_around("^(?!a)b"), looks_around("[(]?=b")
-    (True, False)
-    """
-    return _LOOK_AROUND.search(pattern) is not None
 
 
 def any_text(most: int) -> str:

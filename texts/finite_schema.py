@@ -1,4 +1,4 @@
-"""A JSON schema made finite: its objects are closed, and every text of it ends.
+"""A JSON schema made finite: objects that name properties are closed, and every text of it ends.
 
 A schema may allow texts without end: invented keys, endless lists, strings and numbers, objects within objects. A small
 model that repeats itself then never comes to the end. What is allowed here is a part of what the schema allows. Owns:
@@ -17,11 +17,11 @@ items, which together have `2 r`.
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from math import isqrt
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.texts.finite_pattern import any_text, finite_pattern, looks_around
+from mirrorsd.texts.finite_pattern import any_text, finite_pattern
 from mirrorsd.texts.finite_values import (
     LEAST_ROOM,
     differ,
@@ -31,43 +31,35 @@ from mirrorsd.texts.finite_values import (
     finite_string,
     is_exact,
 )
+from mirrorsd.texts.followed_words import (
+    IN_PLACE,
+    KEYWORDS,
+    OWN_VALUES,
+    REFUSED,
+    Schema,
+    followed,
+    is_map,
+    is_read,
+    says,
+)
 
 KEY_LENGTH = 64
 """Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
-_IN_PLACE = ("allOf", "anyOf", "oneOf")
-_KEYWORDS = {
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
-    "array": ("items", "prefixItems", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-}
-_FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-"""Forms of strings that llguidance can hold a text to. Others are remarks, as the standard has them: left out."""
-_OWN_VALUES = ("const", "enum", "$ref", *_IN_PLACE)
-_REFUSED = (
-    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
-    *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
-    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
-)
-"""Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
 _OVERLAP = 'an object may fit two branches of oneOf; use anyOf, or allow both: "x-guidance": {"coerce_one_of": true}.'
-_ANY_NAMES: tuple[Any, ...] = (True, {}, {"type": "string"})
-"""What says nothing of keys: in JSON all are strings."""
-Schema = dict[str, Any]
 Names = frozenset[str]
 
 
 def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
     """The schema with closed objects, and with bounds where it has none; what is no schema is returned as it is.
 
-    Objects that do not say `additionalProperties` have no others than the named ones. Required properties come first.
+    Objects that name properties and do not say `additionalProperties` have no others. Required ones come first.
 
     Args:
         schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
         context: most tokens of the model.
-        is_strict: whether patterns that llguidance cannot hold a text to are kept for it to refuse, and `oneOf` is one.
+        is_strict: whether words that llguidance cannot hold a text to are kept for it to refuse, and `oneOf` is one.
 
     Raises:
         ConfigError: no value that ends fits the schema, its definitions are no object, or its numbers are too large.
@@ -75,10 +67,10 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
     if not isinstance(schema, dict | bool):
         return schema
     for name in ("$defs", "definitions"):
-        if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
+        if isinstance(schema, dict) and not (schema.get(name) is None or is_map(schema[name])):
             raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
     room = even(context // 2)
-    given = schema["x-guidance"] if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
+    given = schema["x-guidance"] if isinstance(schema, dict) and is_map(schema.get("x-guidance")) else {}
     options = given if is_strict else {"coerce_one_of": True, **given}
     expander = _Expander(schema, room, is_strict=is_strict, is_any_of=bool(options.get("coerce_one_of")))
     found = expander.at(schema, room)
@@ -103,30 +95,26 @@ class _Expander:
 
     def at(self, schema: Any, room: int, others: Names = frozenset()) -> Any:
         """The schema within this room, None where nothing fits; `others` are properties that its siblings name."""
-        if schema is True or (_is_map(schema) and not any(map(_says, schema))):
+        if not is_map(schema):
+            is_kept = schema is not True and (self._is_strict or isinstance(schema, list | None))
+            return None if schema is False else schema if is_kept else self._anything(room)
+        said = followed(schema, self._points, is_strict=self._is_strict)
+        if said is None:
+            return None
+        if not any(map(says, said)):
             return self._anything(room)
-        if not _is_map(schema):
-            return None if schema is False else schema
-        found = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
-        if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
-            del found["format"]
-        if found.get("propertyNames") in _ANY_NAMES:
-            del found["propertyNames"]
-        if not self._holds(found.get("pattern")):
-            del found["pattern"]
-            found |= {} if any(map(found.__contains__, ("type", *_OWN_VALUES))) else {"type": "string"}
-        found = exact_bounds(found)
-        if "const" in found or "enum" in found:
-            if not is_exact([found.get("const"), found.get("enum")]):
+        schema = exact_bounds(said)
+        if "const" in schema or "enum" in schema:
+            if not is_exact([schema.get("const"), schema.get("enum")]):
                 raise ConfigError("The JSON schema cannot be taken: a number of a const or enum has too many digits.")
-            return found
-        own = _own_names(found) | others
-        for key in ("$ref", *_IN_PLACE):
+            return schema
+        own, found = _own_names(schema) | others, dict(schema)
+        for key in ("$ref", *IN_PLACE):
             if key in found:
                 found[key] = self._in_place(schema, key, room, own)
                 if found[key] is None:
                     return None
-        others = others.union(*(self._names({key: schema[key]}) for key in ("$ref", *_IN_PLACE) if key in schema))
+        others = others.union(*(self._names({key: schema[key]}) for key in ("$ref", *IN_PLACE) if key in schema))
         types = _types(found)
         bounded = {name: self._bounded(name, found, room, others) for name in types}
         if types and not any(bounded.values()):
@@ -136,9 +124,8 @@ class _Expander:
         left = [name for name in types if bounded[name]]
         return {**found, "type": left if len(left) > 1 else left[0]} if left else found
 
-    def _holds(self, pattern: Any) -> bool:
-        """Whether a text is held to a pattern, or refused for it: not where it looks around and nobody insists."""
-        return self._is_strict or not (isinstance(pattern, str) and looks_around(pattern))
+    def _points(self, target: Any) -> bool:
+        return _pointed(self._root, target) is not None
 
     def _bounded(self, kind: str, schema: Schema, room: int, others: Names) -> Schema | None:
         """The keywords of one type; None where its values have no room."""
@@ -154,11 +141,13 @@ class _Expander:
 
     def _object(self, schema: Schema, room: int, others: Names) -> Schema | None:
         given, required = schema.get("properties", {}), schema.get("required", [])
-        if not _is_map(given) or not isinstance(required, list):
+        if not is_map(given) or not isinstance(required, list):
             return {"type": "object"}
         needed = [name for name in required if isinstance(name, str)]
+        if _names_nothing(schema) and not others:
+            schema = {**schema, "additionalProperties": True}
         beside = schema.get("additionalProperties", True)  # where an object says it, for its siblings' names too
-        beside = beside if not _is_map(beside) or any(map(_says, beside)) else True
+        beside = beside if not is_map(beside) or any(map(says, beside)) else True
         unnamed = [name for name in (*needed, *sorted(others)) if name not in given and beside is not False]
         given = {**given, **{name: beside for name in unnamed if beside is not True or name not in others}}
         share = even(room // max(1, sum(map(_grows, given.values()))))
@@ -176,9 +165,11 @@ class _Expander:
         count = _count(schema, "minProperties", "maxProperties", room)
         share = _share(room, count)
         length = min(max(share, LEAST_ROOM), KEY_LENGTH)
-        if _is_map(patterns) and patterns:
+        if is_map(patterns) and patterns:
             values = {
-                finite_pattern(pattern, length) if self._holds(pattern) else any_text(length): self.at(value, share)
+                finite_pattern(pattern, length) if self._is_strict or is_read(pattern) else any_text(length): self.at(
+                    value, share
+                )
                 for pattern, value in patterns.items()
             }
         else:
@@ -219,7 +210,7 @@ class _Expander:
 
     def _in_place(self, schema: Mapping[str, Any], key: str, room: int, own: Names) -> Any:
         """What holds for the same value: its siblings' properties belong to it, those of other branches do not."""
-        siblings = [other for other in ("$ref", *_IN_PLACE) if other in schema and other != key]
+        siblings = [other for other in ("$ref", *IN_PLACE) if other in schema and other != key]
         known = own.union(*(self._names({other: schema[other]}) for other in siblings))
         if key == "$ref":
             return self._reference(schema["$ref"], room, known)
@@ -272,9 +263,9 @@ class _Expander:
 
     def _names(self, schema: Any) -> Names:
         """Properties that a schema names for the value itself, through whatever holds in place; each part once."""
-        alone = str(schema["$ref"]) if _is_map(schema) and list(schema) == ["$ref"] else ""
+        alone = str(schema["$ref"]) if is_map(schema) and list(schema) == ["$ref"] else ""
         if not alone or alone not in self._named:
-            self._named[alone] = frozenset[str]().union(*map(_own_names, self._parts(schema, _IN_PLACE)))
+            self._named[alone] = frozenset[str]().union(*map(_own_names, self._parts(schema, IN_PLACE)))
         return self._named[alone]
 
     def _parts(self, schema: Any, keys: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -283,7 +274,7 @@ class _Expander:
         while parts:
             part = {} if parts[-1] is True else parts[-1]
             parts.pop()
-            if not _is_map(part):
+            if not is_map(part):
                 continue
             found.append(part)
             for key in keys:
@@ -296,23 +287,24 @@ class _Expander:
 
     def _check_one_of(self, branches: list[Any], known: Names) -> None:
         """Refuse objects that are told apart by no more than that they are closed: the schema's own are open."""
-        for one, other in permutations(filter(None, map(self._objects, branches)), 2):
+        for one, other in permutations(filter(None, (self._objects(branch, known) for branch in branches)), 2):
             values = ((one.values.get(name, []), other.values.get(name, [])) for name in one.needed | other.needed)
             is_apart = any(differ(left, right) for lefts, rights in values for left in lefts for right in rights)
             if not is_apart and (one.names is None or other.needed <= one.names | known):
                 raise ConfigError(f"The JSON schema cannot be taken: {_OVERLAP}")
 
-    def _objects(self, branch: Any) -> "_Objects | None":
-        sure, all_parts = self._parts(branch, ("allOf",)), self._parts(branch, _IN_PLACE)
+    def _objects(self, branch: Any, known: Names) -> "_Objects | None":
+        sure, all_parts = self._parts(branch, ("allOf",)), self._parts(branch, IN_PLACE)
         if any(differ(part, {"type": "object"}) for part in sure):
             return None
         values: dict[str, list[Any]] = {}
         for part in sure:
-            for name, value in part["properties"].items() if _is_map(part.get("properties")) else ():
+            for name, value in part["properties"].items() if is_map(part.get("properties")) else ():
                 values.setdefault(name, []).extend(self._parts(value, ("allOf",)))
+        is_open = any(map(_is_open, all_parts)) or (not known and all(map(_names_nothing, all_parts)))
         return _Objects(
             needed=frozenset(name for part in sure for name in _needed(part)),
-            names=None if any(map(_is_open, all_parts)) else self._names(branch),
+            names=None if is_open else self._names(branch),
             values=values,
         )
 
@@ -328,12 +320,13 @@ class _Objects(NamedTuple):
 def _is_open(schema: Mapping[str, Any]) -> bool:
     """Whether a schema may allow objects with names that it does not know."""
     more = schema.get("additionalProperties", False) is not False or any(map(schema.get, ("const", "enum")))
-    return more or bool(schema.get("patternProperties")) or not any(map(_says, schema))
+    return more or bool(schema.get("patternProperties")) or not any(map(says, schema))
 
 
-def _says(keyword: str) -> bool:
-    """Whether a keyword says something about the value; others are remarks."""
-    return keyword in ("type", *_OWN_VALUES, *_REFUSED) or any(keyword in words for words in _KEYWORDS.values())
+def _names_nothing(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema says of an object neither what it has nor what else it may have: it may have anything."""
+    is_said = schema.get("properties") is not None or schema.get("additionalProperties") is not None
+    return not (is_said or schema.get("patternProperties") or _needed(schema))
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -343,12 +336,12 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
         return [given]
     if isinstance(given, list):
         return [name for name in given if isinstance(name, str)]
-    return [kind for kind, words in _KEYWORDS.items() if any(word in schema for word in words)]
+    return [kind for kind, words in KEYWORDS.items() if any(word in schema for word in words)]
 
 
 def _own_names(schema: Mapping[str, Any]) -> Names:
     named = schema.get("properties")
-    return frozenset([*(named if _is_map(named) else ()), *_needed(schema)])
+    return frozenset([*(named if is_map(named) else ()), *_needed(schema)])
 
 
 def _needed(schema: Mapping[str, Any]) -> list[str]:
@@ -370,11 +363,11 @@ def _share(room: int, count: int) -> int:
 
 def _grows(schema: Any) -> bool:
     """Whether a value of the schema may need room."""
-    if not _is_map(schema) or not any(map(_says, schema)):
+    if not is_map(schema) or not any(map(says, schema)):
         return True
     if "const" in schema or "enum" in schema:
         return False
-    return bool({*_types(schema)} & {"array", "object", "string"} | {*schema} & {*_OWN_VALUES, *_REFUSED})
+    return bool({*_types(schema)} & {"array", "object", "string"} | {*schema} & {*OWN_VALUES, *REFUSED})
 
 
 def _pointed(root: Any, target: Any) -> Any:
@@ -384,14 +377,10 @@ def _pointed(root: Any, target: Any) -> Any:
     found = root
     for step in filter(None, target[1:].split("/")):
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if _is_map(found) and name in found:
+        if is_map(found) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
             found = found[int(name)]
         else:
             return None
     return found
-
-
-def _is_map(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping)

@@ -9,6 +9,7 @@ from mirrorsd.server.bundles.call_forms import ID_MARK, CallForm, Speech
 from mirrorsd.server.wire.chat import Tool
 from mirrorsd.texts.channels import CHANNEL, MARKS, MESSAGE
 from mirrorsd.texts.finite_schema import finite_schema
+from mirrorsd.texts.followed_words import says
 from mirrorsd.texts.messages import ID_LENGTH
 
 _AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
@@ -31,8 +32,7 @@ def call_grammar(
     form, specials = speech.form, speech.specials
     rules = [f"call_id: /{_ID}/"]
     for number, tool in enumerate(tools):
-        parameters, is_strict = tool.function.parameters or {"type": "object"}, bool(tool.function.strict)
-        schema = finite_schema(parameters, speech.context, is_strict=is_strict)
+        schema = finite_schema(_parameters(tool), speech.context, is_strict=bool(tool.function.strict))
         if isinstance(schema, dict):
             schema = {
                 **schema,
@@ -56,6 +56,14 @@ def call_grammar(
     if answer is not None:
         return _grammar([f"start: answer | {_spelled(form.opening, specials)} {tail}", *rules])
     return _grammar([*_free_start(form, speech, tail), *rules])
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments, which have names: one that only says that they are an object allows none."""
+    given = tool.function.parameters or {"type": "object"}
+    said = [word for word, value in given.items() if says(word) and value not in (None, [])]
+    is_bare = said == ["type"] and given["type"] == "object"
+    return {**given, "additionalProperties": False} if is_bare else given
 
 
 def _grammar(rules: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         settings = sampled(chat_settings(body, defaults, limits), defaults)
         messages = template_messages(body.messages)
         tools = await plan(bundle, _wish(body), settings, messages, limits)
+        exchange.tell_unknown(tools.left_out)
         settings = tools.settings_of(settings)
         most = body.max_completion_tokens or body.most_tokens
         settings["max_new_tokens"] = min(most or bundle.context, bundle.context)

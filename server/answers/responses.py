@@ -62,6 +62,7 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
             settings |= format_settings(wanted, limits, "text.format")
         messages = joined_systems(_messages(body))
         tools = await plan(bundle, _wish(body), settings, messages, limits)
+        exchange.tell_unknown(tools.left_out)
         settings = tools.settings_of(settings)
         messages, told = tools.told(messages)
         effort = body.reasoning.effort if body.reasoning is not None else None

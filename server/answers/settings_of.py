@@ -205,7 +205,7 @@ def check_schema(schema: object, limits: Limits, param: str) -> None:
     if len(json.dumps(schema)) > limits.schema_bytes:
         raise ApiError(400, f"{param} has more than {limits.schema_bytes} bytes.", param=param)
     for place, value in _members(schema):
-        if place in _MAPPINGS and not isinstance(value, dict):
+        if place in _MAPPINGS and value is not None and not isinstance(value, dict):
             raise ApiError(400, f"{param}: {place} is not an object.", param=param)
         if place == "multipleOf" and _is_above(value, _LARGEST_DIVISOR):
             raise ApiError(400, f"{param}: multipleOf is above {_LARGEST_DIVISOR}.", param=param)

@@ -21,6 +21,8 @@ from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import Tool
+from mirrorsd.server.wire.known_fields import MOST_NAMED
+from mirrorsd.texts.followed_words import unfollowed_words
 from mirrorsd.texts.messages import ID_LENGTH
 
 _NAME = r"([A-Za-z0-9_.:/-]{1,128})"
@@ -179,12 +181,14 @@ class ToolPlan:
         tools: what the template is told.
         grammar: of the text; None where it is free.
         specials: special tokens by text, where the form has some: they must be in the text.
+        left_out: words of the tools' schemas that hold their arguments to nothing, with the tools' numbers.
     """
 
     form: CallForm | None = None
     tools: Sequence[dict[str, Any]] = ()
     grammar: str | None = None
     specials: Mapping[str, int] | None = None
+    left_out: Sequence[str] = ()
 
     def reader(self, name: str) -> Reader:
         """A reader for one choice, which has this name."""
@@ -282,7 +286,13 @@ def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -
     parts = form.opening + form.middle + (form.separator or "") + form.closing
     is_special = any(text in parts for text in speech.specials)
     grammar = call_grammar(wanted, speech, most=most, is_free=wish.is_free, answer=answer)
-    return ToolPlan(form, documents, grammar, speech.specials if is_special else None)
+    left_out = [
+        f"tools.{place}.{word}"
+        for place, tool in enumerate(wish.tools)
+        if not tool.function.strict
+        for word in unfollowed_words(tool.function.parameters)
+    ]
+    return ToolPlan(form, documents, grammar, speech.specials if is_special else None, left_out[:MOST_NAMED])
 
 
 def _begins(text: str, mark: str) -> int:

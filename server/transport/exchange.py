@@ -3,10 +3,11 @@
 import asyncio
 import gc
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,7 @@ from mirrorsd.server.transport.resuming import HEADER, Resumption, mark_frame, r
 
 Model = TypeVar("Model", bound=BaseModel)
 _EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache, no-transform"}
+UNKNOWN_FIELDS = "x-mirrorsd-unknown-fields"
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -119,6 +121,13 @@ class Exchange:
                     return bytes(found)
                 raise _too_long(context, f"the request has {num_come} bytes")
         raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
+
+    def tell_unknown(self, names: Iterable[str]) -> None:
+        """Name in the answer's head what of the request has no effect, beside what is named already."""
+        told = self.more_headers.get(UNKNOWN_FIELDS, "").split(", ")
+        found = dict.fromkeys([*filter(None, told), *(quote(name) or '""' for name in names)])
+        if found:
+            self.more_headers[UNKNOWN_FIELDS] = ", ".join(found)
 
     async def json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Answer with JSON; as the last event of a stream, where a front has been told of its beginning."""
@@ -272,4 +281,4 @@ def _place(steps: Sequence[int | str], document: object, *, is_missing: bool = F
     return found
 
 
-__all__ = ["DONE", "PING", "ClientDisconnect", "Exchange", "while_connected"]
+__all__ = ["DONE", "PING", "UNKNOWN_FIELDS", "ClientDisconnect", "Exchange", "while_connected"]

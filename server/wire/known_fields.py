@@ -116,7 +116,7 @@ _ELSEWHERE = frozenset(
 """Fields that some request has: on another path they would be ignored."""
 _TEMPLATES_OWN = ("messages", "tools", "input")
 """What else stands in these is for the chat template to read."""
-_MOST_NAMED, _LONGEST_NAME = 16, 64
+MOST_NAMED, _LONGEST_NAME = 16, 64
 
 
 def refused_field(body: BaseModel) -> Refused | None:
@@ -133,7 +133,7 @@ def unknown_fields(body: BaseModel) -> list[str]:
     found: list[str] = []
     for name in (*_unknown(body, ""), *_left_out(body)):
         found.append(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}...")
-        if len(found) == _MOST_NAMED:
+        if len(found) == MOST_NAMED:
             break
     return found
 

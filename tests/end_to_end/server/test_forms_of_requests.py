@@ -160,10 +160,26 @@ def test_as_many_prompts_as_a_client_sends_at_once(serving: Running) -> None:
 
 def test_the_tool_is_named_whose_schema_cannot_be_taken(serving: Running) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
-    tools = [TOOLS[0], {"type": "function", "function": {"name": "other", "parameters": bad}}]
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "other", "parameters": bad, "strict": True}}]
     status, document = ask(serving, CHAT, tools=tools)
     assert (status, document["error"]["param"]) == (400, "tools")
     assert '"other"' in document["error"]["message"] and "uniqueItems" in document["error"]["message"]
+
+
+def test_words_that_cannot_be_followed_are_named_and_refuse_no_message(serving: Running) -> None:
+    """One tool of a dozen has such a word, and the messages are about something else."""
+    some = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "not": {"const": []}}
+    schema = {"type": "object", "properties": {"a": some, "b": {"pattern": "("}}, "required": None}
+    for path, tool in (
+        (CHAT, {"type": "function", "function": {"name": "look", "parameters": schema}}),
+        (RESPONSES, {"type": "function", "name": "look", "parameters": schema}),
+    ):
+        asked = {"messages": [USER], "max_tokens": 9} if path == CHAT else {"input": "fox", "max_output_tokens": 9}
+        body = json.dumps({"model": "tiny", "tools": [tool], **asked}).encode()
+        answer = raw(serving, post(serving, path, body))
+        assert status_of(answer) == 200
+        words = (f"tools.0.{word}".encode() for word in ("uniqueItems", "not", "pattern"))
+        assert all(word in answer.partition(b"\r\n\r\n")[0] for word in words)
 
 
 def test_schemas_as_libraries_write_them_are_taken(serving: Running) -> None:

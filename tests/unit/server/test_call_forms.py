@@ -171,7 +171,7 @@ def steps(constraint: Constraint, tokens: Sequence[int], vocab_size: int) -> Ite
 def is_allowed(speak: Any, form: CallForm, text: str, **wish: Any) -> bool:
     """Whether the grammar of a wish allows a whole answer and its end."""
     speech, compiler = speak(form)
-    plan = plan_tools(Wish(TOOLS, **wish), speech, Limits(), wish.pop("answer", None))
+    plan = plan_tools(Wish(**{"tools": TOOLS, **wish}), speech, Limits(), wish.pop("answer", None))
     constraint = compiler.compile(GenerationConfig(grammar=plan.grammar))
     assert constraint is not None
     tokens = [*(compiler._tokenizer.encode(text) if text else ()), speech.eos_ids[0]]
@@ -200,6 +200,19 @@ def test_a_grammar_allows_calls_of_its_form_and_text(speak: Any, form: CallForm)
 def test_a_call_that_has_begun_has_a_name_and_its_schema(speak: Any, form: CallForm, call: Any) -> None:
     assert not is_allowed(speak, form, written(form, [call]))
     assert not is_allowed(speak, form, written(form, [call]), choice="required")
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "required": []}])
+def test_a_tool_without_named_parameters_takes_none_but_one_of_them_may_be_any_object(
+    speak: Any, parameters: Any
+) -> None:
+    def may_say(parameters: Any, arguments: Any) -> bool:
+        tool = Tool.model_validate({"type": "function", "function": {"name": "look", "parameters": parameters}})
+        return is_allowed(speak, OWN, written(OWN, [("look", arguments)]), tools=[tool])
+
+    assert may_say(parameters, {}) and not may_say(parameters, {"a": 1})
+    inner = {"type": "object", "properties": {"o": parameters}}
+    assert parameters is None or (may_say(inner, {"o": {"a": 1}}) and not may_say(inner, {"a": 1}))
 
 
 OPEN = [{"role": "user", "content": "Is it wet?"}]

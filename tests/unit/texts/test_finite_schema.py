@@ -66,7 +66,26 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"b": 1}, {"b": {"c": None}}],
         [{"a": 1}],
     ),
-    "an object without properties is empty": ({"type": "object"}, [{}], [{"a": 1}]),
+    "an object that says nothing of properties has any": ({"type": "object"}, [{}, {"a": {"b": None}}], [1, []]),
+    "any object with a property at least": ({"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
+    "any object within one": (
+        an_object("o", o={"type": ["object", "null"]}),
+        [{"o": {"a": 1}}, {"o": None}],
+        [{"b": 1}],
+    ),
+    "an object with properties, none of them named, is empty": (an_object(), [{}], [{"a": 1}]),
+    "any object beside a sibling's names": ({"type": "object", "allOf": [A]}, [{"a": True}], [{"a": True, "b": 1}]),
+    "what says nothing is left out": (
+        {
+            **{"type": "object", "properties": {"a": {**YES, "not": False, "enum": None}}, "required": None},
+            **{"uniqueItems": False, "dependentRequired": {}, "unevaluatedProperties": True, "$defs": None},
+        },
+        [{"a": True}, {}],
+        [{"b": 1}],
+    ),
+    "properties that are null": ({"type": "object", "properties": None, "required": []}, [{"a": 1}], [1]),
+    "a branch that nothing fits": ({"anyOf": [YES, {"not": {}}, {"not": True, "title": "T"}]}, [True], [1, None]),
+    "a property that nothing fits": (an_object(a=YES, b={"not": {}}), [{"a": True}], [{"b": 1}]),
     "required comes first": (
         an_object("b", a=YES, b=YES),
         [{"b": True}, {"b": True, "a": True}],
@@ -246,6 +265,7 @@ def test_what_has_no_value_or_no_sense_is_refused(compiler: ConstraintCompiler, 
         [an_object("a", a=YES), True],
         [{"anyOf": [A, {"const": {"b": True}}]}, B],
         [keys_by("^b$"), B],
+        [{"type": "object"}, B],
     ],
     ids=str,
 )
@@ -335,3 +355,38 @@ def test_patterns_that_look_around_leave_bounded_texts_where_nobody_insists() ->
 )
 def test_what_needs_no_refusal_is_taken(compiler: Any, schema: Any) -> None:
     assert compiler.compile(GenerationConfig(json_schema=json.dumps(schema))) is not None
+
+
+CANNOT_BE_FOLLOWED: dict[str, tuple[Any, list[Any]]] = {
+    "not": ({**TEXT, "not": {"const": "a"}}, ["a"]),
+    "not alone": ({"not": {"type": "null"}}, ["a", None]),
+    "a branch that nothing fits": ({"anyOf": [TEXT, {"not": {}}]}, ["a"]),
+    "uniqueItems": ({"type": "array", "items": YES, "uniqueItems": True}, [[True, True]]),
+    "if and then": ({**an_object(a=YES), "if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{"a": True}]),
+    "contains": ({"type": "array", "items": YES, "contains": {"const": True}}, [[False]]),
+    "dependentRequired": ({**an_object(a=YES, b=YES), "dependentRequired": {"a": ["b"]}}, [{"a": True}]),
+    "unevaluatedProperties": ({**A, "unevaluatedProperties": False}, [{"a": True}]),
+    "keys of a form": ({"type": "object", "propertyNames": {"pattern": "^a"}}, [{"b": 1}]),
+    "a pattern that nobody reads": ({"type": "string", "pattern": "("}, ["a"]),
+    "a pattern that looks back": ({"pattern": "(a)\\1"}, ["a"]),
+    "a pattern of keys that nobody reads": (keys_by("("), [{"a": 1}]),
+    "a type that is none": ({"type": "any"}, ["a", 1]),
+    "a type that is none beside one": ({"type": ["string", "file"]}, ["a"]),
+    "what is required as a word": ({**an_object(a=YES), "required": True}, [{"a": True}, {}]),
+    "a length that is a text": ({**TEXT, "maxLength": "3"}, ["a"]),
+    "a reference to nothing": ({"$ref": "#/$defs/nowhere"}, ["a", 1]),
+    "a reference to elsewhere": (an_object(a={"$ref": "https://x.example/y.json"}), [{"a": 1}]),
+    "a choice of none": ({**TEXT, "enum": []}, ["a"]),
+    "a number of too many digits": ({"enum": [2**60 + 1]}, ["a", 1]),
+    "a property whose schema is a word": (an_object(a="string", b=YES), [{"a": 1, "b": True}]),
+}
+
+
+@pytest.mark.parametrize("kind", CANNOT_BE_FOLLOWED)
+def test_what_cannot_be_followed_is_left_out_where_nobody_insists(compiler: ConstraintCompiler, kind: str) -> None:
+    schema, good = CANNOT_BE_FOLLOWED[kind]
+    loose = finite_schema(schema, CONTEXT, is_strict=False)
+    assert all(is_allowed(compiler, loose, value) for value in good)
+    if kind not in ("a branch that nothing fits", "what is required as a word"):
+        with pytest.raises(ConfigError, match="cannot be taken"):
+            compiler.compile(GenerationConfig(json_schema=schema))
