@@ -184,7 +184,7 @@ class Passage:
 
     async def _end_with(self, status: int, held: list[bytes]) -> bool:
         """A server has ended the text with an error: another one may do better, unless the request is to blame."""
-        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", {})
+        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", {"content-type": "application/json"})
         if status in _ANOTHER_MAY:
             return False
         await self.fail()
@@ -198,7 +198,7 @@ class Passage:
             why = error.get("message", "none answered.")
             message = f"The server that wrote this text is gone, and no other goes on with it. The last one said: {why}"
             await self.exchange.fail(ApiError(503, message, code="text_not_continued"))
-        elif self.is_begun or (not refusal.body and refusal.status != 204):
+        elif self.is_begun or self.exchange.is_stream or (not refusal.body and refusal.status != 204):
             message = error.get("message", "No server answers: none could be reached, or each broke off.")
             await self.exchange.fail(ApiError(refusal.status, message, code=error.get("code", "no_server")))
         else:

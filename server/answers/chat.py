@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, check_continued, ping
+from mirrorsd.server.answers.job import Job, bundle_of, check_continued, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
 from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
@@ -22,7 +22,7 @@ _ROLES = {"developer": "system"}
 
 async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
     """Answer a conversation, at once or as a stream."""
-    async with service.shelf.use(body.model) as bundle:
+    async with bundle_of(service, exchange, body) as bundle:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
         settings = sampled(chat_settings(body, defaults, limits), defaults)

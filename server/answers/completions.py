@@ -4,7 +4,7 @@ from typing import Any
 
 from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, check_continued, ping
+from mirrorsd.server.answers.job import Job, bundle_of, check_continued, ping
 from mirrorsd.server.answers.logprobs import completion_logprobs
 from mirrorsd.server.answers.settings_of import completion_settings
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -17,7 +17,7 @@ _DEFAULT_TOKENS = 16
 
 async def completions(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
     """Go on with one text, or with several one after the other."""
-    async with service.shelf.use(body.model) as bundle:
+    async with bundle_of(service, exchange, body) as bundle:
         limits = service.settings.limits
         settings = completion_settings(body, bundle.pipe.manifest.generation, limits)
         settings["max_new_tokens"] = min(body.most_tokens or _DEFAULT_TOKENS, bundle.context)
@@ -87,10 +87,12 @@ async def _whole(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) -
 
 async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) -> None:
     head = _head(jobs[0]) | ({"usage": None} if body.wants_usage else {})
+    is_open = False
     for job in jobs:
         async with job.deltas() as deltas:
             async for delta in deltas:
-                if exchange.status is None:
+                if not is_open:
+                    is_open = True
                     await job.begin()
                 elif delta is None:
                     await ping(exchange)

@@ -1,7 +1,8 @@
 """One request for a text, from its settings to its choices: the way that all endpoints share."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any
@@ -148,19 +149,21 @@ class Job:
 
     async def finish(self) -> None:
         """Read everything, for an answer in one piece."""
+        is_opening = self.first_index == 0  # later prompts belong to an answer that has begun
         async with self.deltas() as deltas:
             async for delta in deltas:
-                await self.tell_front(delta)
+                await self.tell_front(delta, is_opening=is_opening)
+                is_opening = False
 
-    async def tell_front(self, delta: Delta | None) -> None:
+    async def tell_front(self, delta: Delta | None, *, is_opening: bool = False) -> None:
         """Tell a front what is certain of an answer in one piece; nothing happens where none asks."""
         if self.exchange.resumption is None:
             return
+        if is_opening:
+            await self.begin()
         if delta is not None:
             await self.mark(delta)
-        elif self.exchange.status is None:
-            await self.begin()
-        else:
+        elif not is_opening:
             await ping(self.exchange)
 
     async def figures(self) -> dict[str, Any]:
@@ -191,6 +194,40 @@ def check_continued(body: TextRequest, num_choices: int) -> None:
     if found > num_choices:
         message = f"continue_from has ids of {found} choices; {num_choices} are asked for."
         raise ApiError(400, message, param="continue_from")
+
+
+@asynccontextmanager
+async def bundle_of(service: Service, exchange: Exchange, body: TextRequest) -> AsyncIterator[LoadedBundle]:
+    """The bundle that is asked for; a stream's client and a front hear that somebody is there while it is loaded.
+
+    Raises:
+        ApiError: see `Shelf.use`, as for other errors.
+    """
+    async with AsyncExitStack() as stack:
+        is_heard = bool(body.stream) or exchange.resumption is not None
+        async with _pinging(exchange, service.settings.limits.ping_s if is_heard else None):
+            bundle = await stack.enter_async_context(service.shelf.use(body.model))
+        yield bundle
+
+
+@asynccontextmanager
+async def _pinging(exchange: Exchange, ping_s: float | None) -> AsyncIterator[None]:
+    """Send a comment each time that so many seconds have passed; no comment is cut off at the end."""
+    is_over = asyncio.Event()
+
+    async def send() -> None:
+        while not is_over.is_set():
+            try:
+                await asyncio.wait_for(is_over.wait(), ping_s)
+            except TimeoutError:
+                await ping(exchange)
+
+    pinging = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        is_over.set()
+        await pinging
 
 
 async def ping(exchange: Exchange) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mirrorsd.server.answers.chat import joined_systems
 from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, check_continued, ping
+from mirrorsd.server.answers.job import Job, bundle_of, check_continued, ping
 from mirrorsd.server.answers.settings_of import (
     check_schema,
     format_settings,
@@ -49,7 +49,9 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
     )
     if _LOGPROBS in (body.include or ()):
         raise ApiError(400, f"include: {_LOGPROBS} is not given here: use chat.", param="include")
-    async with service.shelf.use(body.model) as bundle:
+    if body.stream:
+        exchange.num_named = exchange.resumption.num_events if exchange.resumption else 0
+    async with bundle_of(service, exchange, body) as bundle:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
         settings = sampled(text_settings(body, defaults), defaults)
@@ -202,8 +204,8 @@ def _call_item(name: str, call: Call, *, is_whole: bool) -> dict[str, Any]:
 async def _whole(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
     last: dict[str, Any] = {}
     async for told in _told(body, job):
-        if told.is_step:
-            await job.tell_front(told.delta)
+        if told.is_opening or told.is_step:
+            await job.tell_front(told.delta, is_opening=told.is_opening)
         last = told.events[-1] if told.events else last
     await exchange.json(last["response"])
 
@@ -217,7 +219,7 @@ def _status(job: Job) -> str:
 
 
 async def _stream(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
-    exchange.num_named = number = exchange.resumption.num_events if exchange.resumption else 0
+    number = exchange.num_named or 0
     async for told in _told(body, job):
         if not told.events and told.delta is None:
             await ping(exchange)

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,14 +20,17 @@ import pytest
 from waiting import wait_until
 
 from mirrorsd.devices import freed_memory
-from mirrorsd.server import Running, ServerSettings
+from mirrorsd.server import Limits, Running, ServerSettings
+from mirrorsd.server.answers import job
 from mirrorsd.server.app import build_app
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.front import build_front
 from mirrorsd.server.running import configured
 from mirrorsd.server.transport import deadlines
-from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, get, post, raw, received, served
+from mirrorsd.server.transport.exchange import Exchange
+from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, get, post, raw, received, served, status_of
+from mirrorsd.tests.end_to_end.server.test_resumed_answers import unchunked
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "fox"}], "stream": True, "max_tokens": 450, "ignore_eos": True, "n": 8}
@@ -40,6 +45,88 @@ def ask(running: Running, name: str | None) -> Any:
     if name is not None:
         body["model"] = name
     return body_of(raw(running, post(running, CHAT, json.dumps(body).encode())))
+
+
+class Loading:
+    """A bundle that is being loaded until so many signs of life were sent meanwhile."""
+
+    def __init__(self, running: Running, num_pings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf, ping = running.service.shelf, job.ping
+        (name,) = shelf.loaded
+        bundle, self.num_pings, self._ends = shelf.loaded.pop(name), 0, threading.Event()
+
+        async def counting(exchange: Exchange) -> None:
+            await ping(exchange)
+            self.num_pings += 1
+            if self.num_pings == num_pings:
+                self._ends.set()
+
+        def opened(_: str) -> Any:
+            assert self._ends.wait(60), "nobody was told that a bundle is being loaded"
+            return bundle
+
+        monkeypatch.setattr(job, "ping", counting)
+        monkeypatch.setattr(shelf, "_open", opened)
+
+
+@pytest.fixture(scope="module")
+def hasty(tiny_bundle: Path) -> Iterator[tuple[Running, Running]]:
+    """A server that soon tells that it is there, and a front that leaves it after a short silence."""
+    before = ServerSettings(port=0, limits=Limits(ping_s=0.1))
+    with (
+        served({"tiny": tiny_bundle}, limits=Limits(ping_s=0.05)) as server,
+        Running(build_front([server.url], before), before) as front,
+    ):
+        yield server, front
+
+
+WAITING = {
+    CHAT: {"messages": [{"role": "user", "content": "fox"}], "max_tokens": 8, "temperature": 0},
+    "/v1/completions": {"prompt": ["the fox", "a heron"], "max_tokens": 8, "temperature": 0},
+    "/v1/responses": {"model": "tiny", "input": "fox", "max_output_tokens": 8, "temperature": 0},
+}
+
+
+def said(answer: bytes, *, is_stream: bool) -> list[str]:
+    """What an answer says, its ids and times apart."""
+    body = unchunked(answer.split(b"\r\n\r\n", 1)[1]) if is_stream else answer.split(b"\r\n\r\n", 1)[1]
+    return re.findall(r'"(?:text|content|delta|total_tokens)": ?("[^"]*"|[0-9]+)', body.decode())
+
+
+@pytest.mark.parametrize("is_front", [False, True])
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("path", WAITING)
+def test_who_waits_for_a_bundle_hears_that_somebody_is_there(
+    hasty: tuple[Running, Running], path: str, is_stream: bool, is_front: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front takes a server that says nothing for one that hangs."""
+    server, asked = hasty[0], hasty[is_front]
+    request = post(asked, path, json.dumps({**WAITING[path], "stream": is_stream}).encode())
+    usual = raw(asked, request)
+    if is_stream or is_front:
+        loading = Loading(server, 12, monkeypatch)
+    answer = raw(asked, request)
+    if is_stream or is_front:
+        assert loading.num_pings >= 12
+    assert status_of(answer) == 200 and (not is_stream or answer.count(b": ping") >= 12)
+    assert b": mirrorsd" not in answer
+    assert said(answer, is_stream=is_stream) == said(usual, is_stream=is_stream) != []
+
+
+@pytest.mark.parametrize("is_front", [False, True])
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("path", WAITING)
+def test_what_is_wrong_is_told_behind_a_load_too(
+    hasty: tuple[Running, Running], path: str, is_stream: bool, is_front: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, asked = hasty[0], hasty[is_front]
+    if is_stream or is_front:
+        Loading(server, 12, monkeypatch)
+    wrong = {**WAITING[path], "stream": is_stream, "continue_from": [[1], [2], [3]]}
+    answer = raw(asked, post(asked, path, json.dumps(wrong).encode()))
+    assert status_of(answer) == (200 if is_stream else 400)
+    assert b"continue_from has ids of 3 choices" in answer and b"[DONE]" not in answer
+    assert is_stream or b"content-type: application/json" in answer.lower()
 
 
 def test_bundles_by_name_share_the_memory_that_there_is(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
