@@ -58,7 +58,7 @@ class Limits:
     choices: int = 8
     stops: int = 16
     stop_length: int = 256
-    tools: int = 64
+    tools: int = 128
     calls: int = 16
     messages: int = 2048
     top_logprobs: int = 20

@@ -154,7 +154,7 @@ def test_heads_are_bounded(serving: Running) -> None:
         {"logit_bias": {str(n): 1 for n in range(1025)}},
         {"logit_bias": {"999999": 1}},
         {"messages": [{"role": "user", "content": "x"}] * 2049},
-        {"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(65)], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)], "tool_choice": "required"},
         {"response_format": {"type": "regex", "regex": "x" * 70_000}},
         {"response_format": {"type": "regex", "regex": "("}},
         {"response_format": {"type": "grammar", "grammar": "start: ("}},

@@ -7,11 +7,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from mirrorsd.server.answers.settings_of import check_schema
+from mirrorsd.server.answers.tools import Wish, check_wish
 from mirrorsd.server.app import ENDPOINTS
 from mirrorsd.server.bundles.loaded import _waited
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
-from mirrorsd.server.wire.chat import ChatRequest
+from mirrorsd.server.wire.chat import ChatRequest, Tool
 from mirrorsd.server.wire.completions import CompletionRequest
 from mirrorsd.texts.config import GenerationConfig
 
@@ -103,3 +104,10 @@ def test_what_has_waited_has_so_much_less_time(waited: float, left: float) -> No
     """For a seat, and for a beginning that another conversation reads."""
     assert _waited(GenerationConfig(deadline_s=5), waited).deadline_s == left
     assert _waited(GenerationConfig(), waited).deadline_s is None
+
+
+def test_as_many_tools_as_openai_takes_are_taken() -> None:
+    tools = [Tool.model_validate({"type": "function", "function": {"name": f"f{number}"}}) for number in range(129)]
+    check_wish(Wish(tools[:128]), Limits())
+    with pytest.raises(ApiError, match="at most 128"):
+        check_wish(Wish(tools), Limits())
