@@ -86,7 +86,8 @@ class ServerSettings:
         port: port to listen on; 0 takes a free one.
         keys: any of these opens the server; without one, only loopback addresses are listened on.
         allowed_hosts: names, `name` or `name:port`, by which clients may reach it besides the address itself.
-        allowed_origins: other sites whose pages may use it, `https://name:port`, and apps, `app://name`.
+        allowed_origins: other sites whose pages may use it, `https://name:port`, and apps, `app://name`; in lower case,
+            as browsers send them.
         seats: conversations that are answered at once and kept cached, per bundle.
         queue: requests that may wait for a seat.
         grace_s: that running answers get when the server is told to stop.
@@ -130,6 +131,7 @@ class ServerSettings:
             _require(
                 is_origin, "allowed_origins", origin, "https://name:port, or an app's app://name; nothing behind it"
             )
+        object.__setattr__(self, "allowed_origins", tuple(origin.lower() for origin in self.allowed_origins))
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"Listening on {self.host or 'every address'} opens the server to other machines, which needs an API "

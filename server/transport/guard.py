@@ -25,13 +25,15 @@ Headers = Iterable[tuple[bytes, bytes]]
 def guarded(settings: ServerSettings) -> list[Middleware]:
     """What stands around an application: its guard, and around that what lets pages of allowed origins read answers.
 
-    Such pages may send any header: clients have dozens of their own.
+    Such pages may send any header: clients have dozens of their own. They may reach into this machine from the
+    network, for which a browser asks, too.
     """
     pages = Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
+        allow_private_network=True,
         expose_headers=["x-request-id", "retry-after", "x-mirrorsd-unknown-fields"],
     )
     return [*([pages] if settings.allowed_origins else []), Middleware(Guard, settings=settings)]
@@ -42,7 +44,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
-        self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
+        self._origins = frozenset(settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as ASGI applications do."""

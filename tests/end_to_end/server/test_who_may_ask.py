@@ -196,7 +196,7 @@ def test_allowed_origins_and_hosts_are_exact(tiny_bundle: Path) -> None:
 
 @pytest.fixture(params=["server", "front"])
 def open_to_pages(tiny_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    settings: dict[str, Any] = {"allowed_origins": ("app://notes", "https://chat.example.com"), "keys": (KEY,)}
+    settings: dict[str, Any] = {"allowed_origins": ("app://Notes", "https://Chat.example.com"), "keys": (KEY,)}
     with served({"tiny": tiny_bundle}, seats=1, **settings) as running, ExitStack() as stack:
         front = ServerSettings(port=0, **settings)
         is_front = request.param == "front"
@@ -206,12 +206,14 @@ def open_to_pages(tiny_bundle: Path, request: pytest.FixtureRequest) -> Iterator
 def test_pages_of_allowed_sites_and_apps_may_ask_as_their_libraries_do(open_to_pages: Running) -> None:
     """OpenAI's library sends headers of its own, for which a browser asks first; refusals are to be read, too."""
     asked = ["Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x-stainless-lang"]
+    asked.append("Access-Control-Request-Private-Network: true")
     for origin in ("app://notes", "https://chat.example.com"):
         allowed = f"access-control-allow-origin: {origin}".encode()
         lines = [f"OPTIONS {CHAT} HTTP/1.1", f"Host: 127.0.0.1:{open_to_pages.port}", f"Origin: {origin}", *asked]
         answer = raw(open_to_pages, "\r\n".join([*lines, "Connection: close", "", ""]).encode())
         assert status_of(answer) == 200
         assert b"x-stainless-lang" in answer and allowed in answer.lower()
+        assert b"access-control-allow-private-network: true" in answer.lower()
         answer = chat(open_to_pages, Origin=origin, Authorization=f"Bearer {KEY}")
         assert status_of(answer) == 200 and allowed in answer.lower()
         answer = chat(open_to_pages, Origin=origin, Authorization="Bearer another-key-of-enough")

@@ -33,6 +33,12 @@ def test_loopback_addresses_need_no_key(host: str) -> None:
     assert ServerSettings(host=host).keys == ()
 
 
+def test_sites_are_in_lower_case_as_browsers_send_them() -> None:
+    assert ServerSettings(allowed_origins=("https://Chat.Example.com",)).allowed_origins == (
+        "https://chat.example.com",
+    )
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
