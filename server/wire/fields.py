@@ -1,8 +1,19 @@
 """The base of all requests, and what requests for a text have in common."""
 
-from typing import Annotated, Any
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from mirrorsd.graphs.names import Method
@@ -39,9 +50,27 @@ Continued = Annotated[
 
 
 class Wire(BaseModel):
-    """Strict types, no NaN or infinity. What becomes of fields that a model does not have is said in `known_fields`."""
+    """Strict types, no NaN or infinity; whole numbers may have a point, and a null may stand for a default.
+
+    What becomes of fields that a model does not have is said in `known_fields`.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plainly(cls, given: Any) -> Any:
+        """The values as other JSON writers mean them: a null that stands for a default, a whole number with a point."""
+        if not isinstance(given, dict):
+            return given
+        found = given
+        for name, is_whole, has_default in _plain_fields(cls):
+            value = given.get(name, ...)
+            if value is None and has_default:
+                found = {key: kept for key, kept in found.items() if key != name}
+            elif is_whole and isinstance(value, float) and value.is_integer():
+                found = {**found, name: int(value)}
+        return found
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -57,6 +86,22 @@ class Wire(BaseModel):
             elif isinstance(part, list | tuple):
                 open_ones += part
         return schema
+
+
+@cache
+def _plain_fields(model: type[BaseModel]) -> tuple[tuple[str, bool, bool], ...]:
+    """Fields by their names in JSON that take whole numbers, or have a default that is said; and which of both."""
+    found = [
+        (field.alias or name, _takes_whole(field.annotation), not field.is_required() and field.default is not None)
+        for name, field in model.model_fields.items()
+    ]
+    return tuple((name, is_whole, has_default) for name, is_whole, has_default in found if is_whole or has_default)
+
+
+def _takes_whole(kind: Any) -> bool:
+    """Whether a field's type is a whole number or has one as a form; lists of them are read as they are."""
+    is_frame = get_origin(kind) in (Union, UnionType, Annotated)
+    return kind is int or (is_frame and any(map(_takes_whole, get_args(kind))))
 
 
 class StreamOptions(Wire):

@@ -14,6 +14,7 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import ChatRequest, Tool
 from mirrorsd.server.wire.completions import CompletionRequest
+from mirrorsd.server.wire.responses import ResponseRequest
 from mirrorsd.texts.config import GenerationConfig
 
 USER = {"role": "user", "content": "x"}
@@ -111,3 +112,43 @@ def test_as_many_tools_as_openai_takes_are_taken() -> None:
     check_wish(Wish(tools[:128]), Limits())
     with pytest.raises(ApiError, match="at most 128"):
         check_wish(Wish(tools), Limits())
+
+
+REQUESTS: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (ChatRequest, {"messages": [USER]}),
+    (CompletionRequest, {"prompt": "x"}),
+    (ResponseRequest, {"model": "m", "input": "x"}),
+]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "top_k", "n", "top_logprobs", "max_completion_tokens"])
+def test_a_whole_number_may_have_a_point_and_no_other_value_is_one(name: str) -> None:
+    found = getattr(ChatRequest.model_validate({"messages": [USER], name: 3.0}), name)
+    assert found == 3 and type(found) is int
+    for wrong in (3.5, True, "3", float("inf"), [3]):
+        with pytest.raises(ValidationError):
+            ChatRequest.model_validate({"messages": [USER], name: wrong})
+
+
+def test_bounds_of_numbers_hold_for_those_with_a_point() -> None:
+    for more in ({"n": 0.0}, {"top_logprobs": 21.0}, {"top_k": -2.0}, {"max_tokens": 0.0}):
+        with pytest.raises(ValidationError):
+            ChatRequest.model_validate({"messages": [USER], **more})
+
+
+@pytest.mark.parametrize("model, body", REQUESTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_null_stands_for_a_default(model: type[BaseModel], body: dict[str, Any]) -> None:
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if name not in body}
+    assert model.model_validate({**body, **dict.fromkeys(fields)}) == model.model_validate(body)
+
+
+def test_a_null_stands_for_a_default_within_a_field_too_but_not_for_what_is_needed() -> None:
+    call = {"id": "c", "type": None, "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    options = {"include_usage": None, "include_obfuscation": None}
+    found = ChatRequest.model_validate({"messages": [message], "stream_options": options})
+    assert found.messages[0].tool_calls is not None and found.messages[0].tool_calls[0].type == "function"
+    assert not found.wants_usage
+    for wrong in ({"messages": None}, {"messages": [{"role": None, "content": "x"}]}):
+        with pytest.raises(ValidationError):
+            ChatRequest.model_validate(wrong)
