@@ -8,7 +8,7 @@ from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, bundle_of, check_continued, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
-from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables
+from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables, wished
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
@@ -28,15 +28,16 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         settings = sampled(chat_settings(body, defaults, limits), defaults)
         messages = template_messages(body.messages)
         tools = await plan(bundle, _wish(body), settings, messages, limits)
-        exchange.tell_unknown(tools.left_out)
         settings = tools.settings_of(settings)
         most = body.max_completion_tokens or body.most_tokens
         settings["max_new_tokens"] = min(most or bundle.context, bundle.context)
         if body.prediction is not None:
             settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
         messages, told = tools.told(messages)
-        named = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
-        variables = {**(body.chat_template_kwargs or {}), **template_variables(bundle.chat_template, **named)}
+        wishes = wished(body.reasoning, bundle.chat_template, body.verbosity, body.reasoning_effort)
+        named, unread = template_variables(bundle.chat_template, documents=body.documents, **wishes)
+        exchange.tell_unknown([*tools.left_out, *unread])
+        variables = {**(body.chat_template_kwargs or {}), **named}
         token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         check_continued(body, body.n or 1)
         job = Job(service, exchange, body, bundle, token_ids, settings, body.n or 1, tools)

@@ -16,6 +16,7 @@ from mirrorsd.server.answers.settings_of import (
     sampled,
     template_variables,
     text_settings,
+    wished,
 )
 from mirrorsd.server.answers.tools import Call, Wish, demanded, derived_name, plan
 from mirrorsd.server.errors import ApiError
@@ -64,11 +65,13 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
             settings |= format_settings(wanted, limits, "text.format")
         messages = joined_systems(_messages(body))
         tools = await plan(bundle, _wish(body), settings, messages, limits)
-        exchange.tell_unknown(tools.left_out)
         settings = tools.settings_of(settings)
         messages, told = tools.told(messages)
         effort = body.reasoning.effort if body.reasoning is not None else None
-        variables = template_variables(bundle.chat_template, reasoning_effort=effort)
+        verbosity = body.text.verbosity if body.text is not None else None
+        named = wished(None, bundle.chat_template, verbosity, effort)
+        variables, unread = template_variables(bundle.chat_template, **named)
+        exchange.tell_unknown([*tools.left_out, *unread])
         token_ids = await bundle.encode_chat(messages, told, variables)
         check_continued(body, 1)
         job = Job(service, exchange, body, bundle, token_ids, settings, tools=tools, kind="resp_")

@@ -16,7 +16,7 @@ from mirrorsd.server.wire.chat import (
     SchemaFormat,
 )
 from mirrorsd.server.wire.completions import CompletionRequest
-from mirrorsd.server.wire.fields import AS_EVER, PenalisedRequest, TextRequest
+from mirrorsd.server.wire.fields import AS_EVER, PenalisedRequest, Reasoning, TextRequest
 from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -27,6 +27,9 @@ _PLAINLY = [
 ]
 """Fields that `GenerationConfig` has by the same name: a new one needs nothing here."""
 Settings = dict[str, Any]
+_HINTS = {"reasoning_effort": ("minimal", "low", "medium", "high", "xhigh"), "verbosity": ("low", "high")}
+_OF_THOUGHTS = ("think", "reasoning")
+"""Words of which one is in a template of models that write thoughts."""
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 """Keywords of a schema under which schemas stand by name."""
@@ -115,22 +118,40 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], li
     return found | form_settings(body, limits)
 
 
-def template_variables(template: str, **named: Any) -> dict[str, Any]:
-    """Fields that are variables of the chat template; those that it would not read are refused.
+def template_variables(template: str, **named: Any) -> tuple[dict[str, Any], list[str]]:
+    """Fields that are variables of the chat template, and names of hints that it does not read.
 
-    A model whose template knows no effort does not reason: to ask for none changes nothing.
+    Whatever else it would not read is refused. A model whose template knows no effort does not reason: to ask for none
+    is what it does anyway.
 
-    >>> template_variables("{{ documents }}", documents=["a"], reasoning_effort="none")
-    {'documents': ['a']}
+    >>> template_variables("{{ documents }}", documents=["a"], reasoning_effort="low", verbosity="low")
+    ({'documents': ['a']}, ['reasoning_effort', 'verbosity'])
     """
-    found = {}
+    found, unread = {}, []
     for name, value in named.items():
         if value and name in template:
             found[name] = value
+        elif value in _HINTS.get(name, ()):
+            unread.append(name)
         elif value and (name, value) != ("reasoning_effort", "none"):
             message = f"{name}: this model's chat template does not read it. Leave it away."
             raise ApiError(400, message, param=name, code="unsupported_parameter")
-    return found
+    return found, unread
+
+
+def wished(reasoning: Reasoning | None, template: str, verbosity: str | None, effort: str | None = None) -> Settings:
+    """What a request wishes of the template beside its words: named as the template's variables are.
+
+    Raises:
+        ApiError: it says more of a model's thoughts, and this one has some.
+    """
+    more = {} if reasoning is None else reasoning.model_extra or {}
+    name = next((name for name, value in more.items() if value is not None), None)
+    if name is not None and any(word in template for word in _OF_THOUGHTS):
+        message = f"reasoning.{name} is not honoured: use reasoning_effort or chat_template_kwargs."
+        raise ApiError(400, message, param="reasoning", code="unsupported_parameter")
+    effort = effort or (reasoning.effort if reasoning is not None else None)
+    return {"reasoning_effort": effort, "verbosity": None if verbosity == "medium" else verbosity}
 
 
 def format_settings(wanted: object, limits: Limits, param: str) -> Settings:

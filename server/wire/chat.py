@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from mirrorsd.server.wire.fields import JsonObject, MostTokens, PenalisedRequest, Wire
+from mirrorsd.server.wire.fields import JsonObject, MostTokens, PenalisedRequest, Reasoning, Verbosity, Wire
 from mirrorsd.texts.messages import joined_text
 
 Choices = Annotated[list[str], Field(min_length=1, max_length=4096)]
@@ -230,11 +230,18 @@ class ChatRequest(FormedRequest):
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    verbosity: Verbosity | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: Literal[False] = False
     modalities: list[str] | None = None
     mirror_keep: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{16,64}$")] | None = None
+
+    @field_validator("reasoning", "verbosity", mode="before")
+    @classmethod
+    def _leave_out_what_says_nothing(cls, value: Any) -> Any:
+        return value or None
 
 
 def text_of(content: str | list[TextPart]) -> str:

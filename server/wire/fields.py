@@ -2,7 +2,7 @@
 
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -109,6 +109,17 @@ class StreamOptions(Wire):
 
     include_usage: bool = False
     include_obfuscation: bool = False  # of padding that hides lengths: there is none here
+
+
+class Reasoning(Wire):
+    """How much a model thinks, where its template reads that; thoughts are no items of their own, nor summed up."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+Verbosity = Literal["low", "medium", "high"]
+"""A hint that no template here reads."""
 
 
 class TextRequest(Wire):

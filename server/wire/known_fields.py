@@ -42,11 +42,9 @@ REFUSED = {
     "functions": Refusal("use tools", _NOTHING),
     "function_call": Refusal("use tool_choice", ("none", *_NOTHING)),
     "suffix": Refusal("models here only go on with a text", ("",)),
-    "verbosity": Refusal("say it in a message", ("medium",)),
     # vLLM and OpenAI's Responses
     **dict.fromkeys(("max_tool_calls", "context_management", "background"), _OFF),
     "truncation": Refusal("prompts are never cut", ("disabled",)),
-    "reasoning": Refusal("use reasoning_effort or chat_template_kwargs", _NOTHING),
     # vLLM
     **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "echo", "watermarking"), _OFF),
     **dict.fromkeys(("return_token_ids", "return_token_offsets", "return_tokens_as_token_ids"), _OFF),
@@ -110,6 +108,8 @@ HARMLESS = frozenset(
     )
 )
 """Fields that change no answer here."""
+HINTS = ("reasoning_effort", "verbosity")
+"""Fields that wish for something of a chat template: where none is used, they are named and change nothing."""
 _ELSEWHERE = frozenset(
     name for model in (ChatRequest, CompletionRequest, ResponseRequest) for name in model.model_fields
 )
@@ -122,7 +122,8 @@ MOST_NAMED, _LONGEST_NAME = 16, 64
 def refused_field(body: BaseModel) -> Refused | None:
     """The first field of a request that its model does not have and that must be refused; None without any."""
     for name, value in (body.model_extra or {}).items():
-        refusal = None if name in HARMLESS else REFUSED.get(name, _OF_OTHERS if name in _ELSEWHERE else None)
+        is_harmless = name in HARMLESS or (name in HINTS and isinstance(value, str))
+        refusal = None if is_harmless else REFUSED.get(name, _OF_OTHERS if name in _ELSEWHERE else None)
         if refusal is not None and value is not None and not any(_is_same(value, same) for same in refusal.neutral):
             return Refused(name, refusal.advice)
     return None
@@ -140,7 +141,7 @@ def unknown_fields(body: BaseModel) -> list[str]:
 
 def _unknown(model: BaseModel, place: str) -> Iterator[str]:
     for name in model.model_extra or ():
-        if place or not (name in REFUSED or name in HARMLESS or name in _ELSEWHERE):
+        if place or name in HINTS or not (name in REFUSED or name in HARMLESS or name in _ELSEWHERE):
             yield f"{place}{name}"
     for name in type(model).model_fields:
         value = getattr(model, name)

@@ -12,7 +12,7 @@ from mirrorsd.server.wire.chat import (
     TextFormat,
     text_parts,
 )
-from mirrorsd.server.wire.fields import JsonObject, MostTokens, TextRequest, Wire
+from mirrorsd.server.wire.fields import JsonObject, MostTokens, Reasoning, TextRequest, Verbosity, Wire
 
 _PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 _NEEDED = {
@@ -119,14 +119,7 @@ class TextOptions(Wire):
     """What form the text has."""
 
     format: ResponseFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Reasoning(Wire):
-    """How much a model thinks, where its template reads that; thoughts are no items of their own, nor summed up."""
-
-    effort: str | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponseRequest(TextRequest):

@@ -69,7 +69,9 @@ def test_every_way_to_ask_for_a_form_is_kept(serving: Running, form: dict[str, A
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
         (CHAT, {"echo": True}, "echo"),
         (CHAT, {"documents": [{"text": "x"}]}, "documents"),
-        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (CHAT, {"reasoning_effort": "with all its might"}, "reasoning_effort"),
+        (CHAT, {"verbosity": "loud"}, "verbosity"),
+        (COMPLETIONS, {"reasoning_effort": {"level": 1}}, "reasoning_effort"),
         (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (CHAT, {"add_special_tokens": True}, "add_special_tokens"),
         (CHAT, {"n_predict": 0}, "n_predict"),
@@ -79,6 +81,47 @@ def test_every_way_to_ask_for_a_form_is_kept(serving: Running, form: dict[str, A
 def test_what_is_not_honoured_is_refused_by_name(serving: Running, path: str, more: dict[str, Any], param: str) -> None:
     document, answer = ask(serving, path, **more)
     assert (status_of(answer), document["error"]["param"]) == (400, param)
+
+
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    "path, more, names",
+    [
+        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (CHAT, {"verbosity": "low"}, "verbosity"),
+        (CHAT, {"reasoning": {"effort": "medium"}, "verbosity": "high"}, "reasoning_effort, verbosity"),
+        (CHAT, {"reasoning": {"enabled": False}}, "reasoning.enabled"),
+        (CHAT, {"reasoning": {"exclude": True}}, "reasoning.exclude"),
+        (CHAT, {"reasoning": {"effort": "none"}, "verbosity": "medium"}, ""),
+        (CHAT, {"reasoning": {}, "verbosity": ""}, ""),
+        (COMPLETIONS, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (RESPONSES, {"reasoning": {"effort": "medium"}}, "reasoning_effort"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "verbosity"),
+    ],
+    ids=str,
+)
+def test_hints_that_no_template_reads_are_named_and_change_nothing(
+    serving: Running, path: str, more: dict[str, Any], names: str
+) -> None:
+    begun = {CHAT: {"messages": [{"role": "user", "content": "fox"}]}, COMPLETIONS: {"prompt": "fox"}}
+    body = {"model": "tiny", **begun.get(path, {"input": "fox"}), "temperature": 0}
+    plain, hinted = (raw(serving, post(serving, path, json.dumps({**body, **wish}).encode())) for wish in ({}, more))
+    assert status_of(hinted) == 200
+    head = hinted.partition(b"\r\n\r\n")[0].decode()
+    assert re.findall(r"x-mirrorsd-unknown-fields: ([^\r]*)", head) == ([names] if names else [])
+    texts = [re.findall('"(?:text|content)": "(?:[^"]*)"', answer.decode()) for answer in (plain, hinted)]
+    assert texts[0] == texts[1] != []
+
+
+def test_a_model_that_thinks_is_asked_in_its_own_words(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = serving.service.shelf.loaded["tiny"]
+    monkeypatch.setattr(bundle, "chat_template", "{{ enable_thinking }}{{ reasoning_effort }}")
+    document, answer = ask(serving, CHAT, reasoning={"enabled": False})
+    assert (status_of(answer), document["error"]["param"]) == (400, "reasoning")
+    plain = ask(serving, CHAT, reasoning={"effort": "low"}, max_tokens=2)[1]
+    assert status_of(plain) == 200 and b"x-mirrorsd-unknown-fields" not in plain
 
 
 def test_a_grammar_of_llama_cpp_that_is_none_is_refused(serving: Running) -> None:
