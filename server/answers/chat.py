@@ -17,7 +17,7 @@ from mirrorsd.server.wire.chat import AllowedChoice, ChatRequest, Message, Named
 from mirrorsd.server.wire.completions import TemplateRequest
 from mirrorsd.texts.messages import text_of as read_text
 
-_ROLES = {"developer": "system"}
+_ROLES = {"developer": "system", "function": "tool"}
 
 
 async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:

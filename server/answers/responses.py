@@ -100,6 +100,8 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
         return [*found, {"role": "user", "content": body.input}]
     thought = ""
     for item in body.input:
+        if item.is_foreign:
+            continue
         if item.type == "reasoning":
             thought += text_of(_content(item.content))
             continue

@@ -16,7 +16,7 @@ from mirrorsd.server.wire.chat import (
     SchemaFormat,
 )
 from mirrorsd.server.wire.completions import CompletionRequest
-from mirrorsd.server.wire.fields import AS_EVER, PenalisedRequest, Reasoning, TextRequest
+from mirrorsd.server.wire.fields import ALL, AS_EVER, PenalisedRequest, Reasoning, TextRequest
 from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -52,6 +52,8 @@ def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) not in (None, AS_EVER)}
     if body.top_k == AS_EVER:
         given["top_k"] = 0
+    if body.top_p == 0:
+        given["top_p"] = 1 / ALL  # less than the best token has, whatever the vocabulary
     if "seed" in given:
         given["seed"] %= 1 << 64
     if body.temperature is not None and body.temperature < LEAST_TEMPERATURE:
@@ -75,12 +77,12 @@ def sampled(settings: Settings, defaults: Mapping[str, Any]) -> Settings:
 def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:
     """The same with stops, penalties and bias."""
     found = text_settings(body, defaults)
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    stops = [*filter(None, [body.stop] if isinstance(body.stop, str) else body.stop or [])]
     if len(stops) > limits.stops:
         raise ApiError(400, f"stop has {len(stops)} strings; at most {limits.stops} are taken.", param="stop")
     for stop in stops:
-        if not 1 <= len(stop) <= limits.stop_length:
-            raise ApiError(400, f"stop: strings of 1 to {limits.stop_length} characters are taken.", param="stop")
+        if len(stop) > limits.stop_length:
+            raise ApiError(400, f"stop: strings of up to {limits.stop_length} characters are taken.", param="stop")
     if stops:
         found["stop_strings"] = tuple(stops)
     if body.n is not None and body.n > limits.choices:

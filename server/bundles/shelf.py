@@ -105,12 +105,12 @@ class Shelf:
             self._num_waiting -= 1
 
     def known(self, name: str | None) -> str:
-        """The name of a bundle that is there; the first one's for None.
+        """The name of a bundle that is there; the first one's for none.
 
         Raises:
             ApiError: there is no such bundle.
         """
-        found = next(iter(self.folders)) if name is None else name
+        found = name or next(iter(self.folders))
         if found not in self.folders:
             there = ", ".join(self.folders)
             raise ApiError(

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -79,7 +80,7 @@ class Exchange:
         kinds = [value.split(b";")[0].strip().lower() for value in values(headers, b"content-type")]
         if kinds != [b"application/json"]:
             raise ApiError(415, "The Content-Type is not application/json.", code="unsupported_media_type")
-        if values(headers, b"content-encoding"):
+        if any(value.strip().lower() != b"identity" for value in values(headers, b"content-encoding")):
             raise ApiError(
                 415, "Compressed bodies are not taken: leave Content-Encoding away.", code="content_encoding"
             )
@@ -95,7 +96,7 @@ class Exchange:
         document = None
         try:
             with _no_collection():
-                document = from_json(body, allow_inf_nan=False)
+                document = from_json(body.removeprefix(BOM_UTF8), allow_inf_nan=False)
                 return model.model_validate(document)
         except ValidationError as error:
             raise _refusal(error, document) from None

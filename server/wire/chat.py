@@ -9,7 +9,7 @@ from mirrorsd.server.wire.fields import JsonObject, MostTokens, PenalisedRequest
 from mirrorsd.texts.messages import joined_text
 
 Choices = Annotated[list[str], Field(min_length=1, max_length=4096)]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class TextPart(Wire):
@@ -19,6 +19,12 @@ class TextPart(Wire):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_responses(cls, value: Any) -> Any:
+        is_other = isinstance(value, dict) and value.get("type") in ("input_text", "output_text")
+        return {"type": "text", "text": value.get("text")} if is_other else value
 
 
 def text_parts(content: Any, kinds: Sequence[str]) -> Any:
@@ -78,7 +84,7 @@ class Message(Wire):
     @field_validator("content", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
-        return text_parts(value, ("text",))
+        return text_parts(value, ("text", "input_text", "output_text"))
 
 
 class FunctionDefinition(Wire):

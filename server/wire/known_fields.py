@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest
-from mirrorsd.server.wire.responses import ForeignTool, ResponseRequest
+from mirrorsd.server.wire.responses import ForeignTool, InputItem, ResponseRequest
 
 
 class Refusal(NamedTuple):
@@ -40,7 +40,7 @@ REFUSED = {
     **dict.fromkeys(("audio", "moderation"), _OFF),
     "web_search_options": Refusal("there is no search"),
     "functions": Refusal("use tools", _NOTHING),
-    "function_call": Refusal("use tool_choice", ("none", *_NOTHING)),
+    "function_call": Refusal("use tool_choice", ("none", "auto", *_NOTHING)),
     "suffix": Refusal("models here only go on with a text", ("",)),
     # vLLM and OpenAI's Responses
     **dict.fromkeys(("max_tool_calls", "context_management", "background"), _OFF),
@@ -150,7 +150,11 @@ def _unknown(model: BaseModel, place: str) -> Iterator[str]:
 
 
 def _left_out(body: BaseModel) -> Iterator[str]:
-    """The kinds of tools that the model is not told of."""
+    """The kinds of tools that the model is not told of, and of their calls."""
+    given = getattr(body, "input", None)
+    for place, item in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(item, InputItem) and item.is_foreign:
+            yield f"input.{place}.{item.type}"
     for place, tool in enumerate(getattr(body, "tools", None) or ()):
         if isinstance(tool, ForeignTool):
             yield f"tools.{place}.{tool.type}"

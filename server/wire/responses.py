@@ -1,5 +1,6 @@
 """`/v1/responses`: the request. Nothing is stored: every request brings its whole conversation along."""
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -31,9 +32,14 @@ class InputText(Wire):
 
 
 class InputItem(Wire):
-    """One item of a conversation: a message, a call of a tool, its result, or what a model thought."""
+    """One item of a conversation: a message, a call of a tool, its result, or what a model thought.
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    Calls of tools that a server ran itself are taken, and left out as those tools are.
+    """
+
+    type: Annotated[str, Field(pattern=r"^(message|reasoning|mcp_[a-z_]{1,40}|[a-z_]{1,40}_call(_output)?)$")] = (
+        "message"
+    )
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputText] | None = None
     call_id: str | None = None
@@ -43,10 +49,22 @@ class InputItem(Wire):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_references(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") == "item_reference":
+    def _as_function(cls, value: Any) -> Any:
+        """A call of a custom tool as one of a function with this one argument; of a foreign one no more than its type.
+
+        Raises:
+            ValueError: a reference to what a server has stored.
+        """
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind == "item_reference":
             raise ValueError("nothing is stored here: send the items themselves, which clients do with store: false")
-        return value
+        if kind == "custom_tool_call_output":
+            return {**value, "type": "function_call_output"}
+        if kind == "custom_tool_call":
+            text = value.get("input")
+            arguments = json.dumps({"input": text}, ensure_ascii=False) if isinstance(text, str) else None
+            return {**value, "type": "function_call", "arguments": arguments}
+        return {"type": kind} if isinstance(kind, str) and kind not in _NEEDED else value
 
     @field_validator("content", "output", mode="before")
     @classmethod
@@ -55,10 +73,15 @@ class InputItem(Wire):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _NEEDED[self.type] if getattr(self, name) is None]
+        missing = [name for name in _NEEDED.get(self.type, ()) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"an item of the type {self.type} needs {missing[0]}")
         return self
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is about a tool that the model is not told of."""
+        return self.type not in _NEEDED
 
 
 class FunctionTool(FunctionDefinition):

@@ -39,6 +39,13 @@ def test_malformed_bodies_are_refused_as_the_clients_fault(serving: Running, bod
         assert b"Traceback" not in answer
 
 
+def test_a_body_that_only_says_how_it_is_written_is_taken(serving: Running) -> None:
+    body = json.dumps(BODY).encode()
+    assert status_of(chat(serving, b"\xef\xbb\xbf" + body)) == 200
+    assert status_of(chat(serving, body, Content_Encoding="Identity")) == 200
+    assert status_of(chat(serving, {"model": ""})) == 200
+
+
 @pytest.mark.parametrize("value", ["-3", "1e999", "Infinity", "NaN", "9223372036854775808", "100000000", '"1"', "[]"])
 @pytest.mark.parametrize("name", ["n", "top_k", "top_p", "temperature", "presence_penalty", "max_tokens"])
 def test_numbers_out_of_range_are_refused(serving: Running, name: str, value: str) -> None:

@@ -152,6 +152,21 @@ def test_minus_one_is_what_the_server_takes_by_itself(serving: Running) -> None:
     assert json.loads(plain.split(b"\r\n\r\n", 1)[1])["mirror"]["seed"] is None
 
 
+def test_no_mass_beside_the_best_token_is_the_greedy_text(serving: Running) -> None:
+    greedy = ask(serving, CHAT, temperature=0)[1]["choices"]
+    for method in ("plain", "mirror", "lookup"):
+        assert ask(serving, CHAT, top_p=0, seed=5, temperature=1.5, method=method)[1]["choices"] == greedy
+
+
+def test_a_history_of_functions_and_other_tools_is_read(serving: Running) -> None:
+    told = [USER, {"role": "function", "name": "look", "content": "wet"}, USER]
+    assert ask(serving, CHAT, messages=told)[0] == 200
+    custom = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+    items = [USER, custom, output, {"type": "web_search_call", "id": "w", "status": "completed"}, USER]
+    assert ask(serving, RESPONSES, input=items)[0] == 200
+
+
 def test_as_many_prompts_as_a_client_sends_at_once(serving: Running) -> None:
     body = {"model": "tiny", "prompt": ["fox"] * 20, "max_tokens": 1}
     answer = raw(serving, post(serving, "/v1/completions", json.dumps(body).encode()))

@@ -68,6 +68,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str, value: Any) 
     "name, value",
     [
         *(("mirostat", 0), ("min_tokens", 0), ("repeat_penalty", 1.0), ("suffix", ""), ("best_of", 1)),
+        *(("function_call", "auto"), ("function_call", "none")),
         *(("use_beam_search", False), ("think", None), ("options", {}), ("bad_words", []), ("typical_p", 1)),
         *(("user", "me"), ("store", True), ("metadata", {"a": "b"}), ("timings_per_token", True), ("dry_base", 1.7)),
     ],

@@ -3,11 +3,15 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from pydantic import ValidationError
+
 from mirrorsd.server.answers.chat import template_messages
 from mirrorsd.server.answers.logprobs import completion_logprobs
 from mirrorsd.server.answers.responses import _messages
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.wire.chat import ChatRequest
+from mirrorsd.server.wire.known_fields import unknown_fields
 from mirrorsd.server.wire.responses import ResponseRequest
 
 
@@ -62,3 +66,36 @@ def test_the_chosen_token_is_among_the_best_in_completions() -> None:
 
     found = completion_logprobs(bundle, [placed(2, (0, -1.0), (1, -2.0)), placed(0, (0, -3.0), (1, -4.0)), placed(1)])
     assert found["top_logprobs"] == [{"c": -3.0, "a": -1.0, "b": -2.0}, {"a": -3.0, "b": -4.0}, {"b": -3.0}]
+
+
+def test_a_functions_message_is_a_tools_result() -> None:
+    body = ChatRequest.model_validate({"messages": [{"role": "function", "name": "look", "content": "wet"}]})
+    assert template_messages(body.messages) == [{"role": "tool", "name": "look", "content": "wet"}]
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_parts_of_a_chat_are_text_by_their_names_in_responses_too(kind: str) -> None:
+    part = {"type": kind, "text": "fox"} | ({"annotations": []} if kind == "output_text" else {})
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": [part]}]})
+    assert template_messages(body.messages) == [{"role": "user", "content": [{"type": "text", "text": "fox"}]}]
+
+
+def test_calls_of_other_tools_in_a_history_are_calls_or_left_out() -> None:
+    custom = {"type": "custom_tool_call", "id": "x", "call_id": "c", "name": "patch", "input": "a \u00e9"}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+    search = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}}
+    listed = {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []}
+    items = [said("user", "one"), custom, output, search, thought("T"), listed, said("assistant", "two")]
+    body = ResponseRequest.model_validate({"model": "m", "input": items})
+    messages = _messages(body)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    (call,) = messages[1]["tool_calls"]
+    assert (call["id"], call["function"]) == ("c", {"name": "patch", "arguments": '{"input": "a \u00e9"}'})
+    assert (messages[2]["content"], messages[3]["reasoning_content"]) == ("done", "T")
+    assert unknown_fields(body) == ["input.3.web_search_call", "input.5.mcp_list_tools"]
+
+
+@pytest.mark.parametrize("kind", ["banana", "item_reference", "custom_tool_call"])
+def test_other_items_are_refused(kind: str) -> None:
+    with pytest.raises(ValidationError):
+        ResponseRequest.model_validate({"model": "m", "input": [{"type": kind, "id": "x"}]})

@@ -17,6 +17,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "a seed alone samples": ({"seed": 5}, {}, {"temperature": 1.0, "seed": 5}),
     "a checkpoint that samples": ({"seed": 5}, {"do_sample": True, "temperature": 0.6}, {"seed": 5}),
     "a negative seed": ({"seed": -2, "temperature": 1.0}, {}, {"temperature": 1.0, "seed": 2**64 - 2}),
+    "no mass beside the best token": ({"top_p": 0, "seed": 5}, {}, {"temperature": 1.0, "seed": 5, "top_p": 2.0**-31}),
     "a seed that is drawn, and all tokens": (
         {"seed": -1, "top_k": -1, "temperature": 1.0},
         {},
@@ -60,3 +61,10 @@ def test_what_request_and_config_call_alike_is_handed_on() -> None:
         **{"method": "plain", "ignore_eos": True, "skip_special_tokens": False},
     }
     assert penalised_settings(PenalisedRequest(**given), {}, Limits()) == given
+
+
+@pytest.mark.parametrize(
+    ("stop", "left"), [("", None), ([""], None), (["", "a", ""], ("a",)), (["a"] * 16 + [""], ("a",) * 16)]
+)
+def test_a_stop_of_no_letters_stops_nothing(stop: Any, left: Any) -> None:
+    assert penalised_settings(PenalisedRequest(stop=stop), {}, Limits()).get("stop_strings") == left
