@@ -107,7 +107,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     ]
     pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
     routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
-    handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
+    handlers: dict[Any, Any] = {404: _not_found, 405: _wrong_method, 500: _failed}
     app = Starlette(routes=routes, middleware=guarded(settings), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service, app.state.kept = service, KeptAnswers(settings.limits.ping_s)

@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many choices": ({"n": 9}, "n"),
     "no choices": ({"n": 0}, "n"),
     "too many stops": ({"stop": ["x"] * 17}, "stop"),
-    "an empty stop": ({"stop": [""]}, "stop"),
+    "a long stop": ({"stop": ["x" * 257]}, "stop"),
     "too many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "top logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
     "a bias that is too strong": ({"logit_bias": {"5": 101}}, "logit_bias.5"),
