@@ -11,6 +11,7 @@ import pytest
 from waiting import wait_until
 
 from mirrorsd.server import Running
+from mirrorsd.server.answers import job
 from mirrorsd.server.transport import kept as kept_answers
 from mirrorsd.tests.end_to_end.server.serving_here import (
     LIMITS,
@@ -119,7 +120,10 @@ def test_a_refusal_that_nobody_waited_for_is_told(running: Running, more: dict[s
     assert status_of(get(running, "/v1/answers/a-sixth-answer-of-mine")) == 204
 
 
-def test_an_answer_that_is_ended_before_it_begins_is_an_error(running: Running) -> None:
+def test_an_answer_that_is_ended_before_it_begins_is_an_error(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "ping", says_nothing)
     bundle = running.service.shelf.loaded.pop("tiny")
     running.service.shelf._wants_room = "other"  # nobody is let to a bundle
     loads, running.service.shelf.load = running.service.shelf.load, never
@@ -136,3 +140,7 @@ def test_an_answer_that_is_ended_before_it_begins_is_an_error(running: Running) 
 
 async def never(_: str) -> None:
     await asyncio.Event().wait()
+
+
+async def says_nothing(_: object) -> None:
+    """No sign of life: it would begin the answer."""
