@@ -39,23 +39,21 @@ def atomic_folder(
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
         ConfigError: Another process is writing `final`.
     """
-    final = final.resolve() if final.is_symlink() or final.name in ("", "..") else final  # a link stays one
-    if not final.name:
-        raise ExportError(f"{final} cannot be a bundle: give the name of a folder in it")
+    final = _named(final)
     partial = final.with_name(f".{final.name}.partial")
     try:
         lock = FolderLock(final.with_name(f".{final.name}.lock"), f"export to {final.name}")
     except OSError as error:
         reason = error.strerror or error
-        raise ExportError(f"cannot write into {final.parent} ({reason}): choose another folder as --output") from error
+        raise _not_writable(final.parent, reason) from error
     try:
         _undo_half_a_swap(final)
-        _check_place(final, overwrite=overwrite)
+        _refuse_taken(final, overwrite=overwrite)
         if not goes_on(partial):
             shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(exist_ok=True)
         yield partial
-        _check_place(final, overwrite=overwrite)  # again: an hour may have passed
+        _refuse_taken(final, overwrite=overwrite)  # again: an hour may have passed
         _flush(partial)
         _put_aside(final)
         for file in work_files:
@@ -88,7 +86,34 @@ def check_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _check_place(final: Path, *, overwrite: bool) -> None:
+def check_place(final: Path, *, overwrite: bool) -> None:
+    """Refuse a place that no folder can be written to, before any work; nothing is made there.
+
+    Raises:
+        ExportError: `final` exists and may not be replaced, or what is above it takes no new folder.
+    """
+    final = _named(final)
+    _refuse_taken(final, overwrite=overwrite)
+    above = next(place for place in final.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise _not_writable(final.parent, f"{above} is a file")
+    if not os.access(above, os.W_OK):
+        raise _not_writable(above, os.strerror(errno.EACCES))
+
+
+def _named(final: Path) -> Path:
+    """The place under its own name; a link stays one."""
+    found = final.resolve() if final.is_symlink() or final.name in ("", "..") else final
+    if not found.name:
+        raise ExportError(f"{found} cannot be a bundle: give the name of a folder in it")
+    return found
+
+
+def _not_writable(folder: Path, reason: object) -> ExportError:
+    return ExportError(f"cannot write into {folder} ({reason}): choose another folder as --output")
+
+
+def _refuse_taken(final: Path, *, overwrite: bool) -> None:
     if not final.exists():
         return
     if not (final / names.MANIFEST_FILE).is_file():

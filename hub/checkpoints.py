@@ -7,7 +7,7 @@ Owns: what counts as a name, and fetching what an export reads. Does not own: th
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ Tell = Callable[[str], None]
 _NAME = re.compile(rf"(?P<repository>{REPOSITORY})(?P<file>(?:/[\w.-]+)*/[\w.-]+\.gguf)?(?:@(?P<rev>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 """Of a file that is one of several: all of them are read."""
+_CONFIG = "config.json"
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "README.md", "LICENSE*", "NOTICE*")
 _UNWANTED = ("*/*.safetensors", "*/*.json", "consolidated*")
 """The same weights in other forms: what is read lies at the top."""
@@ -81,6 +82,32 @@ def locate(text: str, tell: Tell) -> Path:
     return path if path.exists() or name is None else fetch(name, tell)
 
 
+def look_at(text: str) -> Path | None:
+    """The folder in which a name's config.json lies, fetched alone: what is refused for it costs nothing else.
+
+    None for a path, a GGUF file, which says everything itself, and where the hub does not answer.
+
+    Raises:
+        ExportError: there is no such repository, it cannot be read, or it lacks what would be read.
+    """
+    name = parse_name(text)
+    if Path(text).exists() or name is None:
+        return None
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    hub = the_hub()
+    with explained(hub, name.repository, name.revision, ExportError):
+        info = _ask(hub, name)
+        if info is None:
+            return None
+        _check_files(name, [file.rfilename for file in info.siblings or ()])
+        if name.file:
+            return None
+        with suppress(LocalEntryNotFoundError), _quiet(True), _unbroken(hub, name):
+            return Path(hub.snapshot_download(name.repository, revision=info.sha, allow_patterns=[_CONFIG]))
+    return None
+
+
 def fetch(name: HubName, tell: Tell) -> Path:
     """Fetch what an export reads of a repository, as far as the cache lacks it; see `locate`."""
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -107,13 +134,8 @@ def origin_of(folder: Path) -> Origin | None:
 
 def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     """Look up the newest revision and fetch that; where the hub does not answer, take what the cache has."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
-
-    try:
-        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=patience_s())
-    except HfHubHTTPError:  # the hub did answer
-        raise
-    except (HTTPError, OSError):
+    info = _ask(hub, name)
+    if info is None:
         found = _from_cache(hub, name)
         tell(f"{name.repository}: the hub does not answer; taking revision {_revision_in(found)[:8]} from the cache")
         return found
@@ -124,9 +146,30 @@ def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     if missing:
         _check_disk(name, missing)
         tell(f"{name.repository}: fetching {readable_bytes(missing)}, revision {str(info.sha)[:8]}")
+    with _quiet(not missing or not sys.stderr.isatty()), _unbroken(hub, name):
+        folder = Path(hub.snapshot_download(name.repository, **name.where))
+    return folder / name.file if name.file else folder
+
+
+def _ask(hub: "HfApi", name: HubName) -> Any:
+    """What the hub says of a revision; None where it does not answer."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
     try:
-        with _quiet(not missing or not sys.stderr.isatty()):
-            folder = Path(hub.snapshot_download(name.repository, **name.where))
+        return hub.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=patience_s())
+    except HfHubHTTPError:  # the hub did answer
+        raise
+    except (HTTPError, OSError):
+        return None
+
+
+@contextmanager
+def _unbroken(hub: "HfApi", name: HubName) -> Iterator[None]:
+    """Within it, a hub that breaks off becomes an `ExportError`."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
+    try:
+        yield
     except HfHubHTTPError:
         raise
     except (HTTPError, RuntimeError) as error:
@@ -134,7 +177,6 @@ def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
             f"{hub.endpoint} broke off while {name.repository} was fetched ({error or type(error).__name__}); what has "
             "come is kept: the same command again fetches the rest"
         ) from error
-    return folder / name.file if name.file else folder
 
 
 def _check_files(name: HubName, files: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """`mirrorsd export`: a target and a draft to a mirror bundle."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -106,7 +106,7 @@ def export(
         draft_noise=options.read_choice(draft_noise),
         context=context,
         accept_error=accept_error,
-        heads=locate_heads(head or ()),
+        heads=tuple(head or ()),
         overwrite=overwrite,
     )
     place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")
@@ -114,10 +114,16 @@ def export(
 
 
 def write_bundle(target: str, draft: str, place: Path, chosen: "ExportOptions") -> "Manifest":
-    """Find both models, say what the export will take, and export them."""
+    """Find both models, say what the export will take, and export them; what is refused is refused before a fetch."""
     from mirrorsd.export import export_pair
+    from mirrorsd.graphs.atomic_folder import check_place
+    from mirrorsd.hub.checkpoints import look_at
 
+    check_place(place, overwrite=chosen.overwrite)
+    for head in chosen.heads:
+        look_at(head)
     target_path, draft_path = locate_pair(target, draft)
+    chosen = replace(chosen, heads=locate_heads(chosen.heads))
     note_estimate(target_path, draft_path, place, chosen)
     with show_share("exporting") as show:
         return export_pair(target_path, draft_path, place, chosen, show)
@@ -128,7 +134,7 @@ def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
 
     Raises:
         ConfigError: `auto`, and no draft is known for this target.
-        ExportError: a name that the hub does not give.
+        ExportError: a name that the hub does not give, or a model that cannot be exported.
     """
     from mirrorsd.export.pairs import draft_for
     from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
@@ -138,7 +144,24 @@ def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
         is_name = name is not None and not Path(target).exists()
         draft = draft_for(name.repository if is_name and name else origin.repository if origin else target)
         note(f"draft: {draft}")
+    refuse_early(target, "target")
+    refuse_early(draft, "draft")
     return locate(target, note), locate(draft, note)
+
+
+def refuse_early(text: str, role: Literal["target", "draft"]) -> None:
+    """Refuse a model by its small files, while nothing large has been fetched for it or for the other one.
+
+    Raises:
+        ExportError: a name that the hub does not give, or a model that cannot be exported.
+    """
+    from mirrorsd.export.checkpoints.checkpoint import check_config, open_checkpoint
+    from mirrorsd.hub.checkpoints import look_at, parse_name
+
+    if (path := Path(text)).exists() or parse_name(text) is None:
+        open_checkpoint(path, role)
+    elif (folder := look_at(text)) is not None:
+        check_config(folder, role)
 
 
 def locate_heads(heads: Sequence[str]) -> tuple[str, ...]:

@@ -144,6 +144,15 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
     return _checkpoint(path, role, _completed(path, role, written, len(tensors)), tensors)
 
 
+def check_config(folder: Path, role: Role) -> None:
+    """Refuse what a folder's config.json alone says that cannot be exported; its weights need not be there.
+
+    Raises:
+        ExportError: no config.json, or a family, a feature or sizes that are not supported.
+    """
+    _completed(folder, role, _read_config(folder, role), math.inf)
+
+
 def _open_gguf(file: Path, role: Role) -> Checkpoint:
     folder = small_files(file)
     written = _read_config(folder, role)
@@ -226,7 +235,7 @@ def _read_config(folder: Path, role: Role) -> dict[str, Any]:
     return written
 
 
-def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: int) -> dict[str, Any]:
+def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: float) -> dict[str, Any]:
     """The config with its sizes completed.
 
     Raises:

@@ -1,5 +1,6 @@
 """From two names on a hub to a bundle that says which revisions it is made of, and how good it is."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,34 @@ def test_names_become_a_bundle_with_pinned_revisions(
     sources = [(entry.source.name, entry.source.revision) for entry in (manifest.target, manifest.draft)]
     assert sources == [("tiny/target", SHA), ("tiny/draft", SHA)]
     assert [path.name for path in Path.cwd().iterdir()] == ["target-int8.mirror"]
+
+
+@pytest.mark.parametrize("flaw", ["place", "target", "draft", "draft is no folder"])
+def test_what_is_refused_for_small_files_costs_no_weights(
+    flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a target of 16 GB nothing but config.json is fetched where the draft, or the bundle's place, will not do."""
+    for name in ("target", "draft"):
+        folder = tmp_path / "hub" / "tiny" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "t5" if flaw == name else "llama"}))
+        (folder / "model.safetensors").write_bytes(b"large")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    if flaw == "place":
+        (tmp_path / "target-int8.mirror").mkdir()
+    draft = "./no/draft" if flaw.endswith("folder") else "tiny/draft"
+    with serve(tmp_path / "hub") as (address, asked):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        assert run(["export", "tiny/target", "--draft", draft]) != 0
+    words = {
+        "place": "target-int8.mirror exists and is not a bundle",
+        "target": "has model_type 't5', which is not supported: it is an encoder and a decoder",
+        "draft": "has model_type 't5', which is not supported: it is an encoder and a decoder",
+        "draft is no folder": "the draft no/draft is not a folder",
+    }
+    assert words[flaw] in capsys.readouterr().err
+    assert not [line for line in asked if "model.safetensors" in line]
 
 
 def test_a_target_without_a_known_draft_says_what_to_do(

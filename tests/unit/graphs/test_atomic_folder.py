@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.graphs import atomic_folder as atomic
-from mirrorsd.graphs.atomic_folder import atomic_folder
+from mirrorsd.graphs.atomic_folder import atomic_folder, check_place
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mirrorsd.graphs.atomic_folder import atomic_folder
+from mirrorsd.graphs.atomic_folder import atomic_folder, check_place
 with atomic_folder(Path(sys.argv[1]), overwrite=False) as folder:
     (folder / "half").write_text("written")
     if sys.argv[2] == "kill":
@@ -244,3 +244,22 @@ def test_an_old_bundle_that_stood_aside_when_the_power_went_gets_its_name_back(t
     with pytest.raises(ExportError, match="exists already"), atomic_folder(final, overwrite=False):
         pass
     assert (final / "manifest.json").read_text() == "old"
+
+
+def test_a_place_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_place(tmp_path / "new" / "out.mirror", overwrite=False)
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "there.mirror").mkdir()
+    (tmp_path / "there.mirror" / "manifest.json").write_text("{}")
+    check_place(tmp_path / "there.mirror", overwrite=True)
+    for place, words in {
+        "there.mirror": "exists already; choose another name",
+        "file": "exists and is not a bundle",
+        "file/out.mirror": r"cannot write into .*file is a file\): choose another folder",
+    }.items():
+        with pytest.raises(ExportError, match=words):
+            check_place(tmp_path / place, overwrite=False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ExportError, match=r"cannot write into .* \(Permission denied\)"):
+        check_place(tmp_path / "out.mirror", overwrite=False)

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HTTPError
 
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.hub import asking
-from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
+from mirrorsd.hub.checkpoints import locate, look_at, origin_of, parse_name
 
 
 @pytest.fixture
@@ -117,3 +117,22 @@ def test_a_full_disk_is_noticed_before_the_fetching(asked: list[str], monkeypatc
 @pytest.mark.parametrize("text", ["qwen3", "./a/b", "/a/b", "a/b/c", "a/b@", "../a", "a\\b", "a/b/../c.gguf/"])
 def test_what_is_no_name(text: str) -> None:
     assert parse_name(text) is None
+
+
+def test_a_config_can_be_looked_at_alone(asked: list[str]) -> None:
+    folder = look_at("tiny/target")
+    assert folder is not None
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert origin_of(folder) == ("tiny/target", SHA)
+    assert [line.rpartition("/")[2] for line in asked if line.startswith("GET") and "resolve" in line] == [
+        "config.json"
+    ]
+    assert look_at("tiny/ggufs/a.gguf") is None
+    with pytest.raises(ExportError, match="tiny/ggufs has no"):
+        look_at("tiny/ggufs")
+    assert sorted(path.name for path in locate("tiny/target", print).iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_there_is_nothing_to_look_at_without_the_hub(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert look_at("tiny/target") is look_at("./a/folder") is look_at(str(repositories)) is None
