@@ -66,7 +66,7 @@ class Archived:
         self.manifest: Manifest = read_manifest(document, origin=f"{names.MANIFEST_FILE} in {called}")
 
     def unpack(self, folder: Path, on_bytes: OnBytes) -> None:
-        """Write the bundle's files to `folder`; what is there and whole already stays.
+        """Write all of the bundle's files to `folder`, over what is there; other files there stay.
 
         Raises:
             BundleError: one is missing, too long, or has another SHA-256.

@@ -4,6 +4,7 @@ Owns: what is asked of a server first, and when an unfinished archive may be gon
 (`downloads`), the archive (`archives`), where the bundle is kept (`bundles`).
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,12 +100,16 @@ def fetch_archive(link: Link, place: Path, folder: Path, show: OnProgress) -> st
 def take_out(archive: Path, called: str, folder: Path, show: OnProgress) -> str:
     """Unpack the bundle of an archive that its user knows as `called`, and return the bundle's name.
 
+    The folder is emptied first: what an earlier try left there may be of another archive.
+
     Raises:
         BundleError: it holds no whole bundle, or the disk has no room.
         OSError: the folder cannot be written.
     """
     with opened(archive, called) as archived:
         total = sum(entry.bytes for entry in archived.manifest.files.values())
+        shutil.rmtree(folder)
+        folder.mkdir()
         if lack := lacks_room(folder, total):
             raise BundleError(f"{called} {lack}, or name another place by MIRRORSD_CACHE")
         show(f"unpacking {called}, {readable_bytes(total)}", 0.0)

@@ -1,6 +1,7 @@
 """Bundle references: fetched whole or not at all, gone on with, checked, pinned; and each failure in words."""
 
 import errno
+import hashlib
 import io
 import json
 import tarfile
@@ -13,6 +14,7 @@ from hub_server import SHA, Faults, serve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.graphs.manifest import with_checksum
 from mirrorsd.graphs.user_cache import fetched_folder, list_kept
 from mirrorsd.hub import asking, bundle_folder, downloads
 from mirrorsd.hub.archives import write_archive
@@ -277,8 +279,6 @@ def test_an_archive_on_this_machine(bundle: Path, tmp_path: Path, own_cache: Pat
 
 
 def test_the_hash_in_an_address_is_checked(place: Path, address: str, bundle: Path) -> None:
-    import hashlib
-
     content = zipped(bundle)
     (place / "a.zip").write_bytes(content)
     with pytest.raises(BundleError, match=f"{'0' * 64} was expected: it is another archive, or a damaged one"):
@@ -309,6 +309,23 @@ def test_an_archive_that_changed_since_is_begun_anew(
     asked.clear()
     assert files_in(bundle_folder(f"{address}/a.zip")) == files_in(bundle)
     assert not any("bytes=" in line for line in asked)
+
+
+def test_nothing_of_an_archive_that_was_there_before_is_in_the_bundle(place: Path, address: str, bundle: Path) -> None:
+    """One that was damaged behind a file which the next one does not have."""
+    inside, note = files_in(bundle), "target/old_note.txt"
+    document = json.loads(inside["manifest.json"])
+    document["files"][note] = {"bytes": 3, "sha256": hashlib.sha256(b"old").hexdigest()}
+    inside["manifest.json"] = json.dumps(with_checksum(document)).encode()
+    stream = io.BytesIO()
+    write_archive(stream, {note: b"old", **inside, WEIGHTS: b"x"})
+    (place / "a.zip").write_bytes(stream.getvalue())
+    with pytest.raises(BundleError, match="is not what its manifest says"):
+        bundle_folder(f"{address}/a.zip")
+    (place / "a.zip").write_bytes(zipped(bundle))
+    folder = bundle_folder(f"{address}/a.zip")
+    assert files_in(folder) == files_in(bundle)
+    read_bundle(folder)
 
 
 def test_archives_that_hold_no_bundle(place: Path, address: str, bundle: Path) -> None:
