@@ -17,6 +17,7 @@ from typing import Any
 import openvino as ov
 
 from mirrorsd.devices.openvino.core import new_core, on_a_thread_that_ends
+from mirrorsd.devices.openvino.saved_graph import save_graph
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
 from mirrorsd.export.verify.draft import DraftRun
 from mirrorsd.export.verify.draft_accuracy import (
@@ -73,7 +74,7 @@ def compress_draft(
             pack(partial)
         else:
             if draft.precision == "fp32":  # what is left in floating point needs no more than 16 bits
-                ov.save_model(new_core().read_model(source), halved, compress_to_fp16=True)
+                save_graph(new_core().read_model(source), halved, in_fp16=True)
             _write_compressed(halved if draft.precision == "fp32" else source, partial, asked, samples)
         accuracy = compare_drafts(source, partial, draft, texts, asked.scheme, look_ups)
         _check_loss(accuracy, asked)
@@ -87,7 +88,7 @@ def _write_compressed(
 ) -> None:
     """Compress the draft `halved`, whose weights are mapped, and take memory only until this returns."""
     model = compress_weights(new_core().read_model(halved), asked, samples)
-    ov.save_model(model, compressed, compress_to_fp16=False)
+    save_graph(model, compressed, in_fp16=False)
 
 
 def _check_loss(accuracy: DraftAccuracy, asked: DraftCompression) -> None:

@@ -96,13 +96,15 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         inputs = inputs_bytes(of_target.config, FITTED_WINDOWS * WINDOW_ROWS)
     elif options.may_have_integer_products and not has_experts:
         inputs = inputs_bytes(of_target.config, RANGE_WINDOWS * WINDOW_ROWS)
-    # Integers are chosen, and their inputs dropped, before anything is written; a draft passes through float32.
-    passing = 4 * of_draft.source.num_parameters
-    beside = bundle + inputs if options.rounding == "gptq" else max(bundle, inputs)
+    # Integers are chosen, and their inputs dropped, before anything is written. A compressed draft's floats stay
+    # beside it to the end.
+    drafted = of_draft.source.num_parameters
+    written = bundle + (0 if options.draft_compression is None else options.written_draft_bytes * drafted)
+    beside = written + inputs if options.rounding == "gptq" else max(written, inputs)
     return replace(
         found,
         bundle_bytes=bundle,
-        work_bytes=max(beside, passing),
+        work_bytes=max(beside, options.passing_draft_bytes * drafted),
         memory_bytes=found.memory_bytes + sum(file.stat().st_size for file in files),
     )
 

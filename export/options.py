@@ -227,6 +227,16 @@ class ExportOptions:
         )
 
     @property
+    def written_draft_bytes(self) -> int:
+        """Bytes a number of the draft's IR in floats, which is what a compressed draft is made from."""
+        return 4 if self.draft_precision == "fp32" else 2
+
+    @property
+    def passing_draft_bytes(self) -> int:
+        """Bytes a number of the draft while its IR is written: it is made from an ONNX file in float32 beside it."""
+        return 4 + self.written_draft_bytes
+
+    @property
     def draft_buckets(self) -> tuple[DraftBucket, ...]:
         """The buckets as the manifest writes them."""
         return tuple(DraftBucket(rows=rows, tips=tips) for rows, tips in self.buckets)

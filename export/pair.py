@@ -142,7 +142,7 @@ def export_pair(
         journal = Journal(bundle, digest)
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
-        check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        check_space(bundle, _least_bytes(job, journal) - sum(path.stat().st_size for path in bundle.rglob("*")))
         copy_tokenizer(job.target, bundle)
         if options.may_have_integer_products and (
             options.products == "integer"
@@ -185,10 +185,11 @@ def _digest(job: PairJob) -> str:
     return digest_of(folders, [asked, _versions()])
 
 
-def _least_bytes(job: PairJob) -> int:
-    """Bytes that the bundle takes at the very least; the draft passes through a float32 file on its way."""
-    bits = _LEAST_BITS[job.options.precision]
-    return job.target.source.num_parameters * bits // 8 + job.draft.source.num_parameters * 4
+def _least_bytes(job: PairJob, journal: Journal) -> int:
+    """Bytes of the work folder when it is fullest, at the very least: while the draft is written, or at the end."""
+    bits, drafted = _LEAST_BITS[job.options.precision], job.draft.source.num_parameters
+    passing = 0 if journal.get("draft") else job.options.passing_draft_bytes * drafted
+    return max(passing, job.target.source.num_parameters * bits // 8 + job.options.written_draft_bytes * drafted)
 
 
 def _versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 import openvino as ov
 
+from mirrorsd.devices.openvino.saved_graph import save_graph
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import open_model
@@ -48,6 +49,9 @@ def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precis
         contract: Its contract; the ports get exactly its names.
         xml_path: Where to write; the folder exists.
         precision: "fp32" or "fp16"; fewer bits are `draft_compression.py`'s.
+
+    Raises:
+        OSError: the disk has no room for both forms at once.
     """
     onnx_path = xml_path.with_suffix(".onnx")
     ir.save(model, onnx_path, external_data=f"{onnx_path.name}.data")
@@ -57,7 +61,7 @@ def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precis
             (*converted.inputs, *converted.outputs), (*contract.inputs, *contract.outputs), strict=True
         ):
             port.get_tensor().set_names({spec.name})
-        ov.save_model(converted, xml_path, compress_to_fp16=precision == "fp16")
+        save_graph(converted, xml_path, in_fp16=precision == "fp16")
     finally:
         onnx_path.unlink(missing_ok=True)
         onnx_path.with_name(f"{onnx_path.name}.data").unlink(missing_ok=True)

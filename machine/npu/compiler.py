@@ -24,6 +24,7 @@ from typing import Any
 import openvino as ov
 
 from mirrorsd.devices.openvino.draft_shapes import tile_options
+from mirrorsd.devices.openvino.saved_graph import save_graph
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 
 PLATFORM_BY_NAME = {"meteor-lake": "3720", "arrow-lake": "3720", "lunar-lake": "4000", "panther-lake": "5010"}
@@ -127,7 +128,7 @@ class NpuCompiler:
         """
         with tempfile.TemporaryDirectory(prefix="mirrorsd-npu-") as scratch:
             path, made = Path(scratch) / "draft.xml", Path(scratch) / "draft.blob"
-            ov.save_model(model, path, compress_to_fp16=True)
+            save_graph(model, path, in_fp16=True)
             options = tile_options(model) | {"NPU_COMPILATION_MODE_PARAMS": "enable-schedule-trace=true"}
             properties = (f"{name}={value}" for name, value in options.items())
             said, status = self._run((str(path), str(made), platform, *properties), Path(scratch))

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.export.estimate import ExportEstimate, _second_form, estimate_sizes, running_bytes, shortages
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.estimate import (
+    ExportEstimate,
+    _second_form,
+    estimate_export,
+    estimate_sizes,
+    running_bytes,
+    shortages,
+)
 from mirrorsd.export.options import ExportOptions
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results" / "epyc"
@@ -88,3 +96,21 @@ def test_a_tied_embedding_may_keep_its_blocks_beside_a_head_by_row() -> None:
     assert _second_form(config, options) == pytest.approx(30e6, rel=0.01)
     assert _second_form(config | {"tie_word_embeddings": False}, options) == 0
     assert _second_form(config, ExportOptions(precision="int8", products="blocks")) == 0
+
+
+@pytest.mark.parametrize(("precision", "num_bytes"), [("fp32", 8), ("fp16", 6), ("int8", 6)])
+def test_a_draft_lies_on_the_disk_twice_while_it_is_written(
+    precision: str, num_bytes: int, tiny_pair: tuple[Path, Path]
+) -> None:
+    """As ONNX in fp32 and as an IR."""
+    options = ExportOptions(precision="int4", draft_precision=precision)
+    num_parameters = open_checkpoint(tiny_pair[1], "draft").source.num_parameters
+    assert estimate_export(*tiny_pair, options).work_bytes == num_bytes * num_parameters
+
+
+def test_what_a_compressed_draft_is_made_from_stays_beside_it(tiny_pair: tuple[Path, Path]) -> None:
+    target, draft = tiny_pair
+    options = ExportOptions(precision="fp32", draft_precision="int8")
+    found = estimate_export(target, draft, options)
+    num_parameters = open_checkpoint(draft, "draft").source.num_parameters
+    assert found.work_bytes == found.bundle_bytes + 2 * num_parameters
