@@ -193,6 +193,8 @@ FAMILIES: Mapping[str, Family] = {
 _TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"})
 """Of models that take images too, the family of their text part, which transformers loads alone as a causal LM."""
 _ABOUT_THE_WHOLE = ("quantization_config", "transformers_weights", "configuration_files")
+_OF_EITHER = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Entries that the whole may have for its text part."""
 BESIDE_THE_TEXT = ("model.visual.", "mtp.")
 """How the names of weights begin that transformers leaves out with them: what sees images, and heads of their own."""
 
@@ -243,7 +245,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     if name not in _TEXT_PARTS or not isinstance(part, Mapping):
         return dict(config)
     about_all = {entry: config[entry] for entry in _ABOUT_THE_WHOLE if entry in config}
-    return {**part, **about_all, "model_type": _TEXT_PARTS[name]}
+    lent = {entry: config[entry] for entry in _OF_EITHER if entry in config and part.get(entry) is None}
+    return {**part, **about_all, **lent, "model_type": _TEXT_PARTS[name]}
 
 
 def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str | None:

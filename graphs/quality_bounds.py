@@ -1,10 +1,10 @@
-"""When rounding costs so much that its user should know: the bounds, and the words.
+"""What of a bundle its user should know: when rounding costs too much, and that no text ends. The bounds, and the words.
 
 Owns: the bounds. Does not own: measuring (`export/verify/quality.py`, `export/verify/draft_accuracy.py`), showing
 (`cli`), what makes a graph wrong instead of coarse (`export/verify/tolerances.py`).
 """
 
-from mirrorsd.graphs.manifest import DraftAccuracy, Manifest, QualityEntry
+from mirrorsd.graphs.manifest import DraftAccuracy, Manifest, QualityEntry, TokenEntry
 
 LARGEST_PERPLEXITY_RATIO = 1.05
 SMALLEST_TOP1_AGREEMENT = 0.90
@@ -13,8 +13,26 @@ SMALLEST_ACCEPTED_SHARE = 0.97
 
 
 def warnings_of(manifest: Manifest) -> tuple[str, ...]:
-    """Say what in a bundle is beyond the bounds, one sentence each."""
-    return (*quality_warnings(manifest.quality), *draft_warnings(manifest.draft_accuracy))
+    """Say what in a bundle is beyond the bounds or missing, one sentence each."""
+    return (
+        *end_warnings(manifest.tokens),
+        *quality_warnings(manifest.quality),
+        *draft_warnings(manifest.draft_accuracy),
+    )
+
+
+def end_warnings(tokens: TokenEntry) -> tuple[str, ...]:
+    """Say that no token ends a text; nothing where one does.
+
+    >>> end_warnings(TokenEntry(eos_ids=(2,), bos_id=None, pad_id=None))
+    ()
+    """
+    if tokens.eos_ids:
+        return ()
+    return (
+        "no token ends a text, so that each one runs to its longest length: neither the target's configs nor its "
+        "tokenizer name one; set eos_token_id in its generation_config.json and export again",
+    )
 
 
 def quality_warnings(quality: QualityEntry | None) -> tuple[str, ...]:

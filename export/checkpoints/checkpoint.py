@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
+from mirrorsd.export.checkpoints.end_token import end_token
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
 from mirrorsd.export.weights.expert_tensors import with_separate_experts
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
@@ -85,7 +86,7 @@ class Checkpoint:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text, generation_config.json first.
+        """Every id that ends a text, generation_config.json first; the tokenizer's where the configs name none.
 
         Raises:
             ExportError: something there is no token id.
@@ -101,6 +102,8 @@ class Checkpoint:
                     "correct it there"
                 )
             ids += listed
+        if not ids and (of_tokenizer := end_token(self.folder)) is not None:
+            ids = [of_tokenizer]
         return tuple(dict.fromkeys(ids))
 
     def token_id(self, name: str) -> int | None:

@@ -3,7 +3,7 @@
 import pytest
 from transformers import CONFIG_MAPPING
 
-from mirrorsd.families.registry import FAMILIES, completed, most_positions, smallest_window
+from mirrorsd.families.registry import FAMILIES, completed, most_positions, smallest_window, text_part
 
 LONG_ROPE = {
     "model_type": "phi3",
@@ -60,3 +60,10 @@ def test_yarn_reaches_beyond_the_length_that_was_trained() -> None:
 )
 def test_the_smallest_window_is_found(config: dict[str, object], window: int | None) -> None:
     assert smallest_window(completed(config)) == window
+
+
+def test_a_text_part_takes_the_special_tokens_of_the_whole_where_it_has_none() -> None:
+    whole = {"model_type": "qwen3_5", "eos_token_id": 7, "bos_token_id": 5, "pad_token_id": 3}
+    part = {"hidden_size": 64, "eos_token_id": None, "bos_token_id": 6}
+    found = text_part(whole | {"text_config": part})
+    assert [found[name] for name in ("eos_token_id", "bos_token_id", "pad_token_id")] == [7, 6, 3]

@@ -12,6 +12,7 @@ from mirrorsd.export.checkpoints.carried_files import generation_defaults, token
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import TokenEntry
+from mirrorsd.graphs.quality_bounds import end_warnings
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -217,3 +218,23 @@ def test_an_end_token_that_is_no_id_is_refused(checkpoint: Path, wrong: Any) -> 
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
     with pytest.raises(ExportError, match=r"generation_config\.json says eos_token_id .*expected are token ids"):
         _ = open_checkpoint(checkpoint, "target").eos_ids
+
+
+@pytest.mark.parametrize("named", ["</s>", {"content": "</s>", "lstrip": False}])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_where_no_config_ends_a_text_the_tokenizer_does(checkpoint: Path, file: str, named: object) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    document = {"added_tokens": [{"id": 5, "content": "<x>"}], "model": {"vocab": {"</s>": 2}}}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(document))
+    nothing = open_checkpoint(checkpoint, "target")
+    assert nothing.eos_ids == ()
+    (warning,) = end_warnings(token_entry(nothing))
+    assert warning.startswith("no token ends a text")
+    (checkpoint / file).write_text(json.dumps({"eos_token": named}))
+    assert open_checkpoint(checkpoint, "target").eos_ids == (2,)
+    document["added_tokens"] = [{"id": 7, "content": "</s>"}]
+    (checkpoint / "tokenizer.json").write_text(json.dumps(document))
+    found = open_checkpoint(checkpoint, "target")
+    assert found.eos_ids == (7,)
+    assert end_warnings(token_entry(found)) == ()
