@@ -1,4 +1,4 @@
-"""What of a bundle its user should know: when rounding costs too much, and that no text ends. The bounds, and the words.
+"""What of a bundle its user should know: rounding that costs too much, texts that never end. The bounds and the words.
 
 Owns: the bounds. Does not own: measuring (`export/verify/quality.py`, `export/verify/draft_accuracy.py`), showing
 (`cli`), what makes a graph wrong instead of coarse (`export/verify/tolerances.py`).

@@ -1,8 +1,9 @@
 """`mirrorsd export`: a target and a draft to a mirror bundle."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mirrorsd.graphs import Manifest
     from mirrorsd.graphs.manifest import QualityEntry
 
+_GGUF = ".gguf"
 
 Target = Annotated[
     str,
@@ -109,8 +111,24 @@ def export(
         heads=tuple(head or ()),
         overwrite=overwrite,
     )
-    place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")
+    place = output or Path(f"{model_name(target)}-{precision}.mirror")
     present(place, write_bundle(target, draft, place, chosen), device_map, as_json=as_json)
+
+
+def model_name(target: str) -> str:
+    """What a bundle is called after: the last part of a path or of a hub name, without a file's ending.
+
+    >>> model_name("Qwen/Qwen3-8B@main"), model_name("o/n/Q4.gguf"), model_name("./no@folder")
+    ('Qwen3-8B', 'Q4', 'no@folder')
+    """
+    from mirrorsd.hub.checkpoints import parse_name
+
+    path, name = Path(target), parse_name(target)
+    if path.exists() or name is None:
+        called = Path(os.path.abspath(path)).name  # a link's own name, and that of the folder behind "." and ".."
+    else:
+        called = PurePosixPath(name.file or name.repository).name
+    return called[: -len(_GGUF)] if called.lower().endswith(_GGUF) else called
 
 
 def write_bundle(target: str, draft: str, place: Path, chosen: "ExportOptions") -> "Manifest":
