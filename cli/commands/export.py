@@ -1,6 +1,5 @@
 """`mirrorsd export`: a target and a draft to a mirror bundle."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
@@ -125,7 +124,7 @@ def model_name(target: str) -> str:
 
     path, name = Path(target), parse_name(target)
     if path.exists() or name is None:
-        called = Path(os.path.abspath(path)).name  # a link's own name, and that of the folder behind "." and ".."
+        called = (path.resolve() if path.name in ("", "..") else path).name  # a link has a name of its own
     else:
         called = PurePosixPath(name.file or name.repository).name
     return called[: -len(_GGUF)] if called.lower().endswith(_GGUF) else called

@@ -7,6 +7,7 @@ Owns: the journal's file, its digest of inputs and options, and what counts as f
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,14 +79,26 @@ def is_of(folder: Path, digest: str) -> bool:
 
 
 def digest_of(folders: Iterable[Path], asked: Any) -> str:
-    """Hash what an export depends on: the files in `folders` by name, size and time of change, and `asked` (JSON)."""
+    """Hash what an export depends on: the files in `folders` by name, size and time of change, and `asked` (JSON).
+
+    Hidden files are none of a checkpoint's, and neither are folders: an export's own may lie there.
+    """
     files = [
-        (path.name, stat.st_size, stat.st_mtime_ns)
+        (path.name, found.st_size, found.st_mtime_ns)
         for folder in folders
         for path in sorted(folder.iterdir())
-        for stat in [path.stat()]
+        if not path.name.startswith(".") and (found := _stat(path)) is not None
     ]
     return hashlib.sha256(json.dumps([files, asked], sort_keys=True).encode()).hexdigest()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Of a regular file or a link to one; None of anything else, such as a link to nothing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -80,3 +80,26 @@ def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path) -> None:
 def test_the_digest_is_one_line_of_json(tmp_path: Path) -> None:
     Journal(tmp_path, digest_of([], []))
     assert len(json.loads((tmp_path / JOURNAL_FILE).read_text())) == 64
+
+
+def test_an_export_into_the_target_s_own_folder_goes_on(tmp_path: Path) -> None:
+    """Its lock and its work folder are no part of the checkpoint; nor is another bundle, or a link to nothing."""
+    (tmp_path / "model.safetensors").write_text("weights")
+    (tmp_path / "linked.json").symlink_to(tmp_path / "model.safetensors")
+    final, digest = tmp_path / "out.mirror", digest_of([tmp_path], [])
+    with (
+        pytest.raises(ConfigError),
+        atomic_folder(final, overwrite=False, goes_on=lambda folder: is_of(folder, digest)) as left,
+    ):
+        Journal(left, digest).record("prefix", True)
+        raise ConfigError
+    (tmp_path / "old.mirror").mkdir()
+    (tmp_path / ".#config.json").symlink_to(tmp_path / "nothing")
+    (tmp_path / "config.json.link").symlink_to(tmp_path / "nothing")
+    again = digest_of([tmp_path], [])
+    assert is_of(left, again)
+    with atomic_folder(final, overwrite=False, goes_on=lambda folder: is_of(folder, again)) as folder:
+        assert Journal(folder, again).finished == ("prefix",)
+        assert digest_of([tmp_path], []) == digest
+    (tmp_path / "config.json").write_text("{}")
+    assert digest_of([tmp_path], []) != digest
