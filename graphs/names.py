@@ -87,6 +87,10 @@ STREAM_LINK = ("link.down.weight", "link.last.weight", "link.earlier.weight", "l
 STREAM_EMBEDDINGS = "stream_embeddings"
 TRAINING_FILE = "training.json"
 """Beside the weights of a draft or a head that was trained here: for how long."""
+CALIBRATION_FILE = "calibration.txt"
+"""Beside a target's weights: text to measure and to round by."""
+LICENCE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
+"""Patterns of what travels from a checkpoint with its bundle."""
 EXIT_ADAPTERS_FILE = "exit_adapters.safetensors"
 EXIT_ADAPTERS_FORMAT = "mirrorsd-exit-1"
 EXIT_COVERAGE_FILE = "exit_coverage.json"

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.hub.asking import REPOSITORY, explained, lacks_room, patience_s, readable_bytes, the_hub
 
@@ -22,7 +23,7 @@ _NAME = re.compile(rf"(?P<repository>{REPOSITORY})(?P<file>(?:/[\w.-]+)*/[\w.-]+
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 """Of a file that is one of several: all of them are read."""
 _CONFIG = "config.json"
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "README.md", "LICENSE*", "NOTICE*")
+_WANTED = ("*.json", "*.safetensors", "*.jinja", names.CALIBRATION_FILE, *names.LICENCE_FILES)
 _UNWANTED = ("*/*.safetensors", "*/*.json", "consolidated*")
 """The same weights in other forms: what is read lies at the top."""
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")

@@ -23,7 +23,6 @@ from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _TEMPLATE_NAME = re.compile(r"[\w-]+")
-_LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
 _GENERATION_DEFAULTS = (
     "do_sample",
     "temperature",
@@ -116,7 +115,7 @@ def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
 
 def copy_licences(checkpoint: Checkpoint, bundle: Path) -> None:
     """Copy licence texts and the model card into `licences/target` or `licences/draft`."""
-    found = [path for name in _LICENCE_PATTERNS for path in sorted(checkpoint.folder.glob(name)) if path.is_file()]
+    found = [path for name in names.LICENCE_FILES for path in sorted(checkpoint.folder.glob(name)) if path.is_file()]
     if not found:
         return
     folder = bundle / "licences" / checkpoint.role

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.end_token import end_token
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
+from mirrorsd.export.checkpoints.licence import find_licence
 from mirrorsd.export.weights.expert_tensors import with_separate_experts
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import BESIDE_THE_TEXT, FAMILIES, completed, find_obstacle, text_part
@@ -42,7 +43,6 @@ _SIZES = (
     ("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
 )
 """Entries of config.json that count something, by the names that families give them."""
-_LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
 _MOST_LABELS = 1_000_000
@@ -180,7 +180,7 @@ def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mappi
         source=SourceModel(
             name=origin.repository if origin else folder.resolve().name,
             family=str(config["model_type"]),
-            licence=_find_licence(folder),
+            licence=find_licence(folder),
             num_parameters=sum(stored.size for name, stored in tensors.items() if not name.startswith(BESIDE_THE_TEXT)),
             revision=origin.revision if origin else "",
             training_seconds=training_seconds(folder, role),
@@ -368,19 +368,3 @@ def _inside(folder: Path, name: str, source: Path, role: Role) -> Path:
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ExportError(f"{source} names {name!r}, a file outside the {role}'s folder; expected one inside it")
     return folder / name
-
-
-def _find_licence(folder: Path) -> str:
-    """SPDX id from the model card's front matter or the LICENSE file, else "unknown"."""
-    card = folder / "README.md"
-    if card.is_file():
-        front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-        named = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
-        if named:
-            return named[1].strip("\"'")
-    for path in filter(Path.is_file, sorted(folder.glob("LICENSE*"))):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        for mark, licence in _LICENCE_MARKS.items():
-            if mark in text:
-                return licence
-    return "unknown"

@@ -18,6 +18,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import divergences, log_softmax
 from mirrorsd.export.verify.target import TargetRun
 from mirrorsd.export.verify.text_passes import Pass
+from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
@@ -25,7 +26,6 @@ from mirrorsd.graphs.shipped_files import shipped
 
 Array = npt.NDArray[Any]
 
-CALIBRATION_FILE = "calibration.txt"
 WINDOW_ROWS = 256
 NUM_WINDOWS = 4
 FITTED_WINDOWS = 32
@@ -33,7 +33,7 @@ FITTED_WINDOWS = 32
 RANGE_WINDOWS = 12
 """Some 3,000 tokens: ranges that 768 of one kind had shown cost SmolLM2-135M four times the divergence on code."""
 LIKELIEST = 64
-_BUILT_IN, _BUILT_IN_NAME = Path(__file__).with_name(CALIBRATION_FILE), "built-in"
+_BUILT_IN, _BUILT_IN_NAME = Path(__file__).with_name(names.CALIBRATION_FILE), "built-in"
 _RANGES = Path(__file__).with_name("ranges.txt")
 """Chats, code, data, tables and several languages, a little of each: what an input's range must hold."""
 
@@ -125,10 +125,10 @@ def _ids_of(target: Checkpoint, text: str) -> list[int]:
 def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
     if given is not None:
         return given, "given"
-    own = target.folder / CALIBRATION_FILE
+    own = target.folder / names.CALIBRATION_FILE
     if own.is_file():
         try:
-            return read_text(own), CALIBRATION_FILE
+            return read_text(own), names.CALIBRATION_FILE
         except DocumentError as error:
             raise ExportError(
                 f"{own} {error}. It is taken for the calibration text: repair it, or move it away"

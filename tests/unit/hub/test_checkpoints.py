@@ -119,6 +119,15 @@ def test_what_is_no_name(text: str) -> None:
     assert parse_name(text) is None
 
 
+def test_what_travels_with_a_bundle_is_fetched_too(asked: list[str], repositories: Path) -> None:
+    """All licences that an export carries over, and the text that it measures on."""
+    small = {"LICENSE.txt", "LICENCE", "NOTICE", "README.md", "USE_POLICY.md", "calibration.txt", "chat_template.jinja"}
+    for name in (*small, "vocab.txt"):
+        (repositories / "tiny" / "target" / name).write_text(name, encoding="utf-8")
+    fetched = {path.name for path in locate("tiny/target", print).iterdir()}
+    assert fetched == small | {"config.json", "model.safetensors"}
+
+
 def test_a_config_can_be_looked_at_alone(asked: list[str]) -> None:
     folder = look_at("tiny/target")
     assert folder is not None

@@ -238,3 +238,26 @@ def test_where_no_config_ends_a_text_the_tokenizer_does(checkpoint: Path, file: 
     found = open_checkpoint(checkpoint, "target")
     assert found.eos_ids == (7,)
     assert end_warnings(token_entry(found)) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "licence"),
+    [
+        ("license: apache-2.0 # since 2024", "apache-2.0"),
+        ("license: 'mit'", "mit"),
+        ("license: [mit]", "mit"),
+        ("license: [apache-2.0, mit]", "apache-2.0, mit"),
+        ("license:\n- apache-2.0", "apache-2.0"),
+        ("license:\n  - 'apache-2.0'\n  - mit", "apache-2.0, mit"),
+        ("license:", "MIT"),
+        ("license: null", "MIT"),
+        ("license: []", "MIT"),
+    ],
+)
+@pytest.mark.parametrize("text", ["LICENSE", "LICENCE.md"])
+def test_a_licence_is_what_the_card_s_yaml_says_else_the_text_of_one(
+    checkpoint: Path, written: str, licence: str, text: str
+) -> None:
+    (checkpoint / "README.md").write_text(f"---\nbase: x\n{written}\nlanguage: en\ntags:\n- a\n---\n# Model\n")
+    (checkpoint / text).write_text("MIT License\n\nPermission is hereby granted")
+    assert open_checkpoint(checkpoint, "target").source.licence == licence
