@@ -121,16 +121,19 @@ def fetch(name: HubName, tell: Tell) -> Path:
             raise _not_here(hub, name) from error
 
 
-def origin_of(folder: Path) -> Origin | None:
-    """Where a folder of the hub's cache comes from; None for any other folder.
+def origin_of(path: Path) -> Origin | None:
+    """Where a folder or a file of the hub's cache comes from; None for any other. A link there stands for its content.
 
     >>> origin_of(Path("/cache/models--Qwen--Qwen3-8B/snapshots/" + "0" * 40)).repository
     'Qwen/Qwen3-8B'
     """
-    found = _CACHED.fullmatch(folder.parent.parent.name)
-    if found is None or folder.parent.name != "snapshots":
-        return None
-    return Origin(f"{found['owner']}/{found['name']}", folder.name)
+    resolved = path.resolve()
+    named = resolved if path.name == ".." else path.parent.resolve() / path.name
+    for folder in (named, *named.parents, resolved, *resolved.parents):
+        found = _CACHED.fullmatch(folder.parent.parent.name)
+        if found is not None and folder.parent.name == "snapshots":
+            return Origin(f"{found['owner']}/{found['name']}", folder.name)
+    return None
 
 
 def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
@@ -225,7 +228,7 @@ def _not_here(hub: "HfApi", name: HubName) -> ExportError:
 
 
 def _revision_in(path: Path) -> str:
-    found = next((origin for part in (path, *path.parents) if (origin := origin_of(part))), None)
+    found = origin_of(path)
     return found.revision if found else "unknown"
 
 

@@ -157,7 +157,7 @@ def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
     from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
 
     if draft == "auto":
-        name, origin = parse_name(target), origin_of(Path(target).resolve())
+        name, origin = parse_name(target), origin_of(Path(target))
         is_name = name is not None and not Path(target).exists()
         draft = draft_for(name.repository if is_name and name else origin.repository if origin else target)
         note(f"draft: {draft}")

@@ -167,11 +167,12 @@ def _open_gguf(file: Path, role: Role) -> Checkpoint:
         )
     tensors = read_tensors(file, folder)
     found = _checkpoint(folder, role, _completed(folder, role, written, len(tensors)), tensors)
-    return replace(found, gguf=file, source=replace(found.source, name=name_of(file), licence=licence_of(file)))
+    name = found.source.name if found.source.revision else name_of(file)
+    return replace(found, gguf=file, source=replace(found.source, name=name, licence=licence_of(file)))
 
 
 def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> Checkpoint:
-    generation, origin = folder / "generation_config.json", origin_of(folder.resolve())
+    generation, origin = folder / "generation_config.json", origin_of(folder)
     return Checkpoint(
         folder=folder,
         role=role,

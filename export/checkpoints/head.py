@@ -30,6 +30,7 @@ from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.graphs.manifest_values import MOST_GUESSES
+from mirrorsd.hub.checkpoints import origin_of
 
 NUM_CANDIDATES = 4
 _WEIGHTS = "model.safetensors"
@@ -67,8 +68,10 @@ class HeadCheckpoint:
     @property
     def entry(self) -> Head:
         """What a manifest says of it."""
+        origin = origin_of(self.folder)
         source = SourceModel(
-            name=self.folder.resolve().name,
+            name=origin.repository if origin else self.folder.resolve().name,
+            revision=origin.revision if origin else "",
             family=self.config.head_kind,
             licence="unknown",
             num_parameters=sum(tensor.numel() for name, tensor in self.tensors.items() if name != TOKEN_MAP),

@@ -29,11 +29,11 @@ def find_licence(folder: Path) -> str:
 
 
 def licences_in(card: str) -> list[str]:
-    """What the front matter of a model card has as `license`: one word, a list in a line or a list of lines.
+    r"""What the front matter of a model card has as `license`: one word, a list in a line or a list of lines.
 
-    >>> licences_in("---\\nlicense: mit # as before\\n---"), licences_in("---\\nlicense:\\n- apache-2.0\\n- mit\\n---")
+    >>> licences_in("---\nlicense: mit # as before\n---"), licences_in("---\nlicense:\n- apache-2.0\n- mit\n---")
     (['mit'], ['apache-2.0', 'mit'])
-    >>> licences_in("---\\nlicense: ['mit']\\n---"), licences_in("---\\nlicense:\\nlanguage: en\\n---")
+    >>> licences_in("---\nlicense: ['mit']\n---"), licences_in("---\nlicense:\nlanguage: en\n---")
     (['mit'], [])
     """
     front = _FRONT.match(card)

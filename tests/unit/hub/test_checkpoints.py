@@ -119,6 +119,18 @@ def test_what_is_no_name(text: str) -> None:
     assert parse_name(text) is None
 
 
+def test_a_path_leads_to_its_origin_or_to_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--o--n" / "snapshots" / SHA
+    (snapshot / "part").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(snapshot)
+    (snapshot / "a.gguf").symlink_to(tmp_path / "models--o--n" / "blobs" / "0")
+    monkeypatch.chdir(snapshot)
+    for path in (snapshot, snapshot / "part", tmp_path / "link", tmp_path / "link" / "a.gguf", Path(), Path("a.gguf")):
+        assert origin_of(path) == ("o/n", SHA), path
+    for path in (snapshot.parent, Path(".."), Path("../../../mine"), tmp_path):
+        assert origin_of(path) is None, path
+
+
 def test_what_travels_with_a_bundle_is_fetched_too(asked: list[str], repositories: Path) -> None:
     """All licences that an export carries over, and the text that it measures on."""
     small = {"LICENSE.txt", "LICENCE", "NOTICE", "README.md", "USE_POLICY.md", "calibration.txt", "chat_template.jinja"}

@@ -33,6 +33,18 @@ def test_a_file_is_read_as_transformers_reads_it(write_gguf: WriteGguf) -> None:
     assert found.config["num_hidden_layers"] == 2 and found.eos_ids == (2,)
 
 
+def test_a_file_of_the_hub_s_cache_says_where_it_comes_from(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    """It is a link there, to content without a name."""
+    content = tmp_path / "models--owner--name" / "blobs" / "0123"
+    named = tmp_path / "models--owner--name" / "snapshots" / ("a" * 40) / "quants" / "tiny.gguf"
+    for path in (content, named):
+        path.parent.mkdir(parents=True)
+    write_gguf("Q4_0").rename(content)
+    named.symlink_to(content)
+    found = open_checkpoint(named, "target").source
+    assert (found.name, found.revision, found.licence) == ("owner/name", "a" * 40, "apache-2.0")
+
+
 def test_names_are_looked_for_without_asking_every_layer(
     write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

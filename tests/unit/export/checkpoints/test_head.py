@@ -151,3 +151,10 @@ def test_a_published_head_is_read_from_its_folder(
     network = head.network(a_target(**sizes), torch.float32)
     assert head.entry.kind == network.config.head_kind in ("eagle3", "block")
     assert max(head.shape.taps) <= 12
+
+
+def test_a_head_of_the_hub_s_cache_says_where_it_comes_from(tmp_path: Path) -> None:
+    folder = tmp_path / "models--owner--head" / "snapshots" / ("a" * 40)
+    folder.parent.mkdir(parents=True)
+    source = open_head(save_head(EAGLE3, folder), TARGET).entry.source
+    assert (source.name, source.revision) == ("owner/head", "a" * 40)
