@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
@@ -19,8 +20,17 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi
 
 Tell = Callable[[str], None]
-_NAME = re.compile(rf"(?P<repository>{REPOSITORY})(?P<file>(?:/[\w.-]+)*/[\w.-]+\.gguf)?(?:@(?P<rev>[\w.-]+))?")
-_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
+FORMS = "OWNER/NAME[@REVISION], or a file of it: OWNER/NAME/FILE.gguf[@REVISION]"
+"""What a name may look like."""
+_FILE, _REVISION = r"/(?P<file>(?:[\w.-]+/)*[\w.-]+\.(?i:gguf))", r"(?P<rev>[\w.-]+(?:/[\w.-]+)*)"
+_NAME = re.compile(rf"(?:hf:)?(?P<repository>{REPOSITORY})(?:{_FILE}|/)?(?:@{_REVISION})?")
+_HOST = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/"
+_PAGES = (
+    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})(?P<file>)(?:/tree/{_REVISION})?/?"),
+    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})/(?:blob|resolve)/(?P<rev>refs/\w+/\d+|[\w.-]+){_FILE}(?:\?.*)?"),
+)
+"""Addresses of the hub's pages, as a browser shows them: of a repository and of a file."""
+_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.(?i:gguf)$)")
 """Of a file that is one of several: all of them are read."""
 _CONFIG = "config.json"
 _WANTED = ("*.json", "*.safetensors", "*.jinja", names.CALIBRATION_FILE, *names.LICENCE_FILES)
@@ -56,17 +66,18 @@ class Origin(NamedTuple):
 
 
 def parse_name(text: str) -> HubName | None:
-    """Read a hub name; None where it cannot be one.
+    """Read a hub name, or the address of its page; None where it cannot be one.
 
-    >>> parse_name("Qwen/Qwen3-8B@main")
-    HubName(repository='Qwen/Qwen3-8B', file=None, revision='main')
+    >>> parse_name("Qwen/Qwen3-8B@refs/pr/3")
+    HubName(repository='Qwen/Qwen3-8B', file=None, revision='refs/pr/3')
+    >>> parse_name("https://huggingface.co/o/n/blob/main/q/Q4.gguf")
+    HubName(repository='o/n', file='q/Q4.gguf', revision='main')
     >>> parse_name("./models/mine") is parse_name("qwen3") is None
     True
     """
-    found = _NAME.fullmatch(text)
-    if found is None:
-        return None
-    return HubName(found["repository"], found["file"].lstrip("/") if found["file"] else None, found["rev"])
+    page = unquote(text)
+    found = next(filter(None, (_NAME.fullmatch(text), *(pattern.fullmatch(page) for pattern in _PAGES))), None)
+    return None if found is None else HubName(found["repository"], found["file"] or None, found["rev"])
 
 
 def locate(text: str, tell: Tell) -> Path:
@@ -189,7 +200,7 @@ def _check_files(name: HubName, files: Sequence[str]) -> None:
         if name.file not in files:
             raise ExportError(f"{name.repository} has no file {name.file}")
     elif not any(file.endswith(".safetensors") and "/" not in file for file in files):
-        gguf = next((file for file in files if file.endswith(".gguf")), None)
+        gguf = next((file for file in files if file.lower().endswith(".gguf")), None)
         hint = f"; it has a GGUF file: {name.repository}/{gguf}" if gguf else ""
         raise ExportError(f"{name.repository} has no *.safetensors, which are the weights that are read{hint}")
 

@@ -13,7 +13,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.input.given_text import given_text
 from mirrorsd.cli.output.console import as_word, note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
-from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.graphs.manifest import FOR_PROCESSORS, IN_ROWS
 from mirrorsd.graphs.quality_bounds import warnings_of
 
@@ -173,10 +173,12 @@ def refuse_early(text: str, role: Literal["target", "draft"]) -> None:
         ExportError: a name that the hub does not give, or a model that cannot be exported.
     """
     from mirrorsd.export.checkpoints.checkpoint import check_config, open_checkpoint
-    from mirrorsd.hub.checkpoints import look_at, parse_name
+    from mirrorsd.hub.checkpoints import FORMS, look_at, parse_name
 
-    if (path := Path(text)).exists() or parse_name(text) is None:
+    if (path := Path(text)).exists():
         open_checkpoint(path, role)
+    elif parse_name(text) is None:
+        raise ExportError(f"the {role} {text} is no folder or file here, and no name on the hub: that is {FORMS}")
     elif (folder := look_at(text)) is not None:
         check_config(folder, role)
 

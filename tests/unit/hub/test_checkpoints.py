@@ -114,7 +114,36 @@ def test_a_full_disk_is_noticed_before_the_fetching(asked: list[str], monkeypatc
     assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
 
 
-@pytest.mark.parametrize("text", ["qwen3", "./a/b", "/a/b", "a/b/c", "a/b@", "../a", "a\\b", "a/b/../c.gguf/"])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a/b", ("a/b", None, None)),
+        ("a/b/", ("a/b", None, None)),
+        ("hf:a/b@main", ("a/b", None, "main")),
+        ("a/b@refs/pr/3", ("a/b", None, "refs/pr/3")),
+        ("a/b@feature/x", ("a/b", None, "feature/x")),
+        ("a/b/Q4.GGUF", ("a/b", "Q4.GGUF", None)),
+        ("a/b/q/Q4.gguf@refs/pr/3", ("a/b", "q/Q4.gguf", "refs/pr/3")),
+        ("https://huggingface.co/a/b", ("a/b", None, None)),
+        ("https://huggingface.co/a/b/", ("a/b", None, None)),
+        ("https://huggingface.co/a/b/tree/main", ("a/b", None, "main")),
+        ("https://huggingface.co/a/b/tree/refs%2Fpr%2F3", ("a/b", None, "refs/pr/3")),
+        ("https://huggingface.co/a/b/blob/main/q/Q4.gguf", ("a/b", "q/Q4.gguf", "main")),
+        ("https://huggingface.co/a/b/blob/refs%2Fpr%2F3/Q4.gguf", ("a/b", "Q4.gguf", "refs/pr/3")),
+        ("https://huggingface.co/a/b/resolve/main/Q4.gguf?download=true", ("a/b", "Q4.gguf", "main")),
+    ],
+)
+def test_names_and_the_addresses_of_their_pages(text: str, parts: tuple[str, str | None, str | None]) -> None:
+    assert parse_name(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("qwen3", "./a/b", "/a/b", "a/b/c", "a/b@", "../a", "a\\b", "a/b/../c.gguf/", "a/b//", "a/b@x/", "a/b@/x"),
+        *("https://example.com/a/b", "https://huggingface.co/a", "https://huggingface.co/a/b/blob/main/x.bin"),
+    ],
+)
 def test_what_is_no_name(text: str) -> None:
     assert parse_name(text) is None
 
