@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mirrorsd.export.checkpoints.gguf_architectures import check_architecture
 from mirrorsd.export.checkpoints.gguf_gaps import check_all_read, complete_config, complete_tokenizer, ends_in
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
@@ -363,21 +364,10 @@ def _check_readable(file: Path) -> None:
         raise ExportError(f"{file} does not exist; give a GGUF file, or a folder with config.json and *.safetensors")
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"reading {file.name} needs the gguf package: pip install gguf (or mirrorsd[export])")
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
     with _reading(file):
         field = open_header(file).fields.get("general.architecture")
         architecture = None if field is None else str(field.contents())
-    if _plain(architecture or "") not in map(_plain, GGUF_SUPPORTED_ARCHITECTURES):
-        raise ExportError(
-            f"{file} has the architecture {architecture!r}, which is not read from GGUF files; known are "
-            f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Export the model's Hugging Face folder instead"
-        )
-
-
-def _plain(architecture: str) -> str:
-    """Files call "qwen3moe" and "gpt-oss" what transformers calls "qwen3_moe" and "gpt_oss"."""
-    return re.sub("[-_]", "", architecture)
+    check_architecture(file, architecture)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_what_is_refused_for_small_files_costs_no_weights(
         "place": "target-int8.mirror exists and is not a bundle",
         "target": "has model_type 't5', which is not supported: it is an encoder and a decoder",
         "draft": "has model_type 't5', which is not supported: it is an encoder and a decoder",
-        "draft is no folder": "the draft ./no/draft is no folder or file here, and no name on the hub: that is OWNER/NAME",
+        "draft is no folder": "./no/draft is no folder or file here, and no name on the hub: that is OWNER/NAME",
     }
     assert words[flaw] in capsys.readouterr().err
     assert not [line for line in asked if "model.safetensors" in line]

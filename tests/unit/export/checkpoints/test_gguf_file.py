@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mirrorsd.export.checkpoints.carried_files import generation_defaults
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.gguf_architectures import readable_architectures
 from mirrorsd.export.estimate import estimate_export
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.weights.block_quantisation import pack_levels, restore_rows
@@ -144,8 +146,22 @@ def test_a_changed_file_is_read_again_and_what_training_left_stays(write_gguf: W
 
 
 def test_an_unknown_architecture_says_which(write_gguf: WriteGguf) -> None:
-    with pytest.raises(ExportError, match="architecture 'wavernn', which is not read from GGUF files"):
+    words = (
+        "architecture 'wavernn', which is not read from GGUF files; read are gemma2, .*, qwen3moe. Export the model's"
+    )
+    with pytest.raises(ExportError, match=words):
         open_checkpoint(write_gguf("Q4_0", architecture="wavernn"), "target")
+    for group in ("general", "tokenizer"):
+        with pytest.raises(ExportError, match=f"architecture '{group}', which is not read"):
+            open_checkpoint(write_gguf("Q4_0", architecture=group), "target")
+
+
+def test_the_page_names_the_architectures_that_are_read() -> None:
+    """Families of ours that transformers reads: gpt-oss's files and those of SmolLM3 are refused."""
+    page = (Path(__file__).resolve().parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
+    said = page.partition("GGUF files are read whose architecture is one of")[2].partition(". ")[0]
+    assert re.findall(r"`(\w+)`", said) == readable_architectures()
+    assert {"gpt-oss", "gptoss", "smollm3", "mistral", "falcon"}.isdisjoint(readable_architectures())
 
 
 def test_a_family_that_is_not_supported_says_so(write_gguf: WriteGguf) -> None:
