@@ -62,14 +62,23 @@ def atomic_folder(
         _put_in_place(partial, final)
     except BaseException as error:
         _undo_half_a_swap(final)
-        is_refusal = isinstance(error, ExportError | ConfigError)
-        if not (is_refusal and goes_on(partial)):
+        is_kept = isinstance(error, ExportError | ConfigError) and goes_on(partial)
+        if not is_kept:
             shutil.rmtree(partial, ignore_errors=True)
+        if is_kept and isinstance(error, _NoSpaceError):
+            raise ExportError(
+                f"{error}. {partial} holds {_size(partial) / 1e6:,.1f} MB of what is finished: the same command goes "
+                "on from there; delete it if the bundle is to be written elsewhere"
+            ) from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ExportError(f"no space left beside {final}; nothing was written. Free some and try again") from error
         raise
     finally:
         lock.release()
+
+
+class _NoSpaceError(ExportError):
+    """The disk is too small for what is left to do."""
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
@@ -80,10 +89,14 @@ def check_space(folder: Path, num_bytes: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
-        raise ExportError(
+        raise _NoSpaceError(
             f"not enough space in {folder.parent}: {num_bytes / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are "
-            "free; nothing was written. Free some, or write the bundle elsewhere"
+            "free. Free some, or write the bundle elsewhere"
         )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def check_place(final: Path, *, overwrite: bool) -> None:

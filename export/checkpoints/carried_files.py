@@ -84,8 +84,10 @@ def _load_tokenizer(target: Checkpoint) -> Any:
 
 def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -> dict[str, str]:
     """By name; the only one of any name is the default."""
-    if given is None or isinstance(given, str):
-        return {names.DEFAULT_TEMPLATE: given} if given else {}
+    if not given:
+        return {}
+    if isinstance(given, str):
+        return {names.DEFAULT_TEMPLATE: given}
     wrong = [name for name in given if not _TEMPLATE_NAME.fullmatch(name)]
     if wrong:
         raise ExportError(

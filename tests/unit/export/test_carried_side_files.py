@@ -167,6 +167,10 @@ def test_a_template_in_the_settings_is_carried(make: Make) -> None:
     assert carried(make({"chat_template": "y"})).render_chat(MESSAGES) == "y"
 
 
+def test_an_empty_list_of_templates_is_none(make: Make) -> None:
+    assert carried(make({"chat_template": []})).chat_templates == {}
+
+
 def test_a_name_that_leaves_the_folder_is_refused(make: Make) -> None:
     with pytest.raises(ExportError, match=r"names a chat template '\.\./x'; allowed"):
         carried(make(listed({"default": "a", "../x": "b"})))

@@ -103,3 +103,23 @@ def test_an_export_into_the_target_s_own_folder_goes_on(tmp_path: Path) -> None:
         assert digest_of([tmp_path], []) == digest
     (tmp_path / "config.json").write_text("{}")
     assert digest_of([tmp_path], []) != digest
+
+
+def test_where_finished_work_takes_the_space_that_lacks_it_is_named(tmp_path: Path) -> None:
+    final = tmp_path / "out.mirror"
+    with (
+        pytest.raises(
+            ExportError, match=r"are free\. Free some, or .*out\.mirror\.partial holds 3\.0 MB of what is fin"
+        ),
+        atomic_folder(final, overwrite=False, goes_on=lambda folder: is_of(folder, "asked")) as folder,
+    ):
+        (folder / "weights").write_bytes(bytes(3_000_000))
+        Journal(folder, "asked").record("weights", True)
+        check_space(folder, 10**18)
+    assert [path.name for path in tmp_path.iterdir()] == [".out.mirror.partial"]
+    with (
+        pytest.raises(ExportError, match=r"or write the bundle elsewhere$"),
+        atomic_folder(final, overwrite=False) as folder,
+    ):
+        check_space(folder, 10**18)
+    assert list(tmp_path.iterdir()) == []
