@@ -34,6 +34,12 @@ Built = TypeVar("Built")
 _MOST_WORDS = 400
 """Characters of an error of HF's: those of torch hold pages of its own calls."""
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+_ROPE_ADVICE = MappingProxyType(
+    {
+        "su": "write longrope there, which it is called today: transformers reads that alone",
+        "None": "set the whole entry to null where nothing is scaled: transformers does not read a type that is null",
+    }
+)
 _EXAMPLE_ROPE = '{"rope_type": "linear", "factor": 2.0}'
 _STANDARD_NAMES = (
     "vocab_size",
@@ -211,12 +217,24 @@ _KNOWN_REASONS = MappingProxyType(
         "gemma4": "it has inputs per layer, layers that share keys and values, and two head sizes",
         "gemma4_text": "it has inputs per layer, layers that share keys and values, and two head sizes",
         "gemma4_assistant": "it reads keys and values of Gemma 4's last layers, which is no head of a kind known here",
-        "granitemoehybrid": "it has state-space layers of another kind than Gated DeltaNet",
         "nemotron_h": "it has state-space layers of another kind than Gated DeltaNet",
         "bloom": "its positions are slopes on the attention scores (ALiBi)",
         "t5": "it is an encoder and a decoder",
     }
 )
+
+
+_GRANITE_4 = "granitemoehybrid"
+
+
+def _reason_of_granite_4(config: Mapping[str, Any]) -> str:
+    """Why a model of Granite 4 is refused: hybrids, mixtures and dense ones are one family of transformers."""
+    kinds = config.get("layer_types") or config.get("layers_block_type") or ["mamba"]
+    if "mamba" in kinds:
+        return _KNOWN_REASONS["mamba2"]
+    if config.get("num_local_experts"):
+        return _KNOWN_REASONS["granitemoe"]
+    return "its feed-forward parts (shared_mlp) are of another form than Granite 3's"
 
 
 def parts_of(model: Any) -> DecoderParts:
@@ -253,7 +271,8 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
     """Say what in a config.json cannot be exported, as the end of "the target FOLDER ..."; None where all can."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
-        reason = f": {_KNOWN_REASONS[name]}" if name in _KNOWN_REASONS else ""
+        known = _KNOWN_REASONS.get(name) if name != _GRANITE_4 else _reason_of_granite_4(config)
+        reason = f": {known}" if known else ""
         return f"has model_type {name!r}, which is not supported{reason}; supported are {', '.join(FAMILIES)}"
     rounded = config.get("quantization_config")
     method = rounded.get("quant_method") if isinstance(rounded, Mapping) else None
@@ -282,7 +301,8 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
             return f"has {entry} {rope!r} in config.json; expected a table such as {_EXAMPLE_ROPE}"
         for kind in _rope_kinds(rope):
             if kind not in _ROPE_TYPES:
-                return f"has in {entry} of config.json rope type {kind!r}; supported are {', '.join(_ROPE_TYPES)}"
+                known = f"supported are {', '.join(_ROPE_TYPES)}"
+                return f"has in {entry} of config.json rope type {kind!r}; {_ROPE_ADVICE.get(kind, known)}"
     return None
 
 

@@ -1,9 +1,11 @@
 """What config.json says about a family, completed with Hugging Face's defaults."""
 
+import re
+
 import pytest
 from transformers import CONFIG_MAPPING
 
-from mirrorsd.families.registry import FAMILIES, completed, most_positions, smallest_window, text_part
+from mirrorsd.families.registry import FAMILIES, completed, find_obstacle, most_positions, smallest_window, text_part
 
 LONG_ROPE = {
     "model_type": "phi3",
@@ -67,3 +69,35 @@ def test_a_text_part_takes_the_special_tokens_of_the_whole_where_it_has_none() -
     part = {"hidden_size": 64, "eos_token_id": None, "bos_token_id": 6}
     found = text_part(whole | {"text_config": part})
     assert [found[name] for name in ("eos_token_id", "bos_token_id", "pad_token_id")] == [7, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"layer_types": ["mamba", "attention"], "num_local_experts": 0}, "state-space layers of another kind"),
+        ({"num_local_experts": 0}, "state-space layers of another kind"),
+        ({"layer_types": ["attention"] * 4, "num_local_experts": 8}, "mixtures of experts are of another form"),
+        (
+            {"layer_types": ["attention"] * 4, "num_local_experts": 0},
+            r"feed-forward parts \(shared_mlp\) are of another",
+        ),
+    ],
+)
+def test_a_model_of_granite_4_is_refused_for_what_it_has(config: dict[str, object], words: str) -> None:
+    obstacle = find_obstacle({"model_type": "granitemoehybrid", **config})
+    assert obstacle is not None
+    assert re.search(rf"not supported: it.* {words}", obstacle)
+
+
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"type": "su"}, "rope type 'su'; write longrope there"),
+        ({"type": None, "factor": 1.0}, "rope type 'None'; set the whole entry to null"),
+        ({"type": "mrope"}, "rope type 'mrope'; supported are default, linear"),
+    ],
+)
+def test_a_kind_of_rope_that_transformers_does_not_read_says_what_to_write(rope: dict[str, object], words: str) -> None:
+    """Both end in errors of transformers 5.23, which cannot load such a folder either."""
+    config = LONG_ROPE | {"rope_scaling": {**rope, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}}
+    assert words in str(find_obstacle(config))
