@@ -16,7 +16,7 @@ from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.hub.archives import opened
 from mirrorsd.hub.asking import lacks_room, patience_s, readable_bytes, web
-from mirrorsd.hub.downloads import download
+from mirrorsd.hub.downloads import LedAstrayError, download
 
 OnProgress = Callable[[str, float], None]
 _ARCHIVE, _MARK = "archive", "archive.etag"
@@ -81,7 +81,7 @@ def fetch_archive(link: Link, place: Path, folder: Path, show: OnProgress) -> st
         show(f"fetching {link.file}: {readable_bytes(done)}{of_all}", min(1.0, done / size) if size else 0.5)
 
     with _refusals(link):
-        download(link.address, archive, num_bytes=size, on_bytes=tell)
+        download(link.address, archive, num_bytes=size, on_bytes=tell, has_hash=bool(link.sha256))
     if link.sha256 and (digest := describe_file(archive).sha256) != link.sha256:
         archive.unlink()
         raise BundleError(
@@ -142,6 +142,10 @@ def _refusals(link: Link) -> Iterator[None]:
 
     try:
         yield
+    except LedAstrayError as error:
+        raise BundleError(
+            f"{link.address} cannot be trusted: {error}. Add the archive's hash (#sha256=DIGITS), or tell its owner"
+        ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         raise BundleError(
