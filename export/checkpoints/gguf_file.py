@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 6
+_MADE_BY = 7
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
@@ -121,6 +122,7 @@ def small_files(file: Path) -> Path:
         folder.mkdir(exist_ok=True)
         for old in folder.glob("chat_template*"):  # of the file that was here before; this one may have none
             old.unlink()
+        shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
         config.save_pretrained(folder)
         generation.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -32,6 +32,7 @@ _CUTS: Mapping[str, Sequence[str]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
 }
 """By what texts are cut before merges, beside the ways that transformers knows."""
+_NAMED_TEMPLATE = "tokenizer.chat_template."
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Tokenizers whose words are looked up before they are merged; a token begins their texts, unless the file says no."""
 _COMPOSED = ("qwen2", "qwen35")
@@ -131,11 +132,12 @@ def _complete_part(config: Any, rope: dict[str, Any], file: Path, turned: Any) -
 
 
 def complete_tokenizer(tokenizer: Any, file: Path, fields: Mapping[str, Any]) -> None:
-    """Have transformers' tokenizer cut texts as the file says.
+    """Have transformers' tokenizer cut texts as the file says, and have all of the file's chat templates.
 
     Raises:
-        ExportError: in a way that is not known here.
+        ExportError: texts are cut in a way that is not known here.
     """
+    _add_templates(tokenizer, fields)
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     given = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre") if _has(fields, name)}
@@ -160,6 +162,18 @@ def complete_tokenizer(tokenizer: Any, file: Path, fields: Mapping[str, Any]) ->
         backend.model.ignore_merges = True
         if not _has(fields, "add_bos_token"):
             tokenizer.add_bos_token = True
+
+
+def _add_templates(tokenizer: Any, fields: Mapping[str, Any]) -> None:
+    """Add the chat templates that have names (`tokenizer.chat_template.tool_use`) to the one that has none."""
+    named = {
+        name.removeprefix(_NAMED_TEMPLATE): field.contents()
+        for name, field in fields.items()
+        if name.startswith(_NAMED_TEMPLATE)
+    }
+    if named:
+        default = {"default": tokenizer.chat_template} if isinstance(tokenizer.chat_template, str) else {}
+        tokenizer.chat_template = default | named
 
 
 def _without_first_space(backend: Any) -> None:

@@ -82,6 +82,14 @@ def test_tokenizer_and_chat_template_come_from_the_file(write_gguf: WriteGguf) -
     assert (folder / "chat_template.jinja").read_text() == "{{ messages[0]['content'] }}"
 
 
+def test_chat_templates_with_names_come_from_the_file_too(write_gguf: WriteGguf) -> None:
+    file = write_gguf("Q8_0", more={"tokenizer.chat_template.tool_use": "T"})
+    tokenizer: Any = AutoTokenizer.from_pretrained(open_checkpoint(file, "target").folder)
+    assert tokenizer.chat_template == {"default": "{{ messages[0]['content'] }}", "tool_use": "T"}
+    tokenizer = AutoTokenizer.from_pretrained(open_checkpoint(write_gguf("Q8_0", context=128), "target").folder)
+    assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
+
+
 def test_what_a_file_recommends_for_sampling_is_taken(write_gguf: WriteGguf) -> None:
     assert generation_defaults(open_checkpoint(write_gguf("Q8_0"), "target")) == {}
     file = write_gguf("Q8_0", sampling={"temp": 0.5, "top_p": 0.75})
