@@ -82,12 +82,13 @@ class Metrics:
             stats = result.stats
             self._prompt.labels(model).inc(stats.num_prompt_tokens)
             self._cached.labels(model).inc(stats.num_reused_tokens)
-            self._new.labels(model).inc(result.num_tokens)
+            num_replayed = sum(1 + step.num_accepted for step in result.steps if step.is_replay)  # another server's
+            self._new.labels(model).inc(result.num_tokens - num_replayed)
             self._first.observe(stats.time_to_first_token_ms / 1e3)
             self._whole.observe(stats.seconds)
             windows = [step for step in result.steps if step.num_window and not step.is_replay]
             self._drafts.labels(model).inc(len(windows))
-            self._drafted.labels(model).inc(sum(step.num_window for step in windows))
+            self._drafted.labels(model).inc(sum(step.num_window + step.num_siblings for step in windows))
             self._accepted.labels(model).inc(sum(step.num_accepted for step in windows))
             for step in windows:
                 self._length.labels(model).observe(step.num_accepted)

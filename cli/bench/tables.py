@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.cli.bench.answers import Line
+from mirrorsd.cli.bench.intervals import widened
 from mirrorsd.cli.bench.questions import task_of
 from mirrorsd.cli.bench.running import REFERENCE
 from mirrorsd.cli.output.comparison import first_difference
@@ -191,7 +192,7 @@ def by_question(speeds: Iterable[tuple[int | str, float | None]]) -> dict[int | 
 
 
 def bootstrap(pairs: NDArray[np.float64]) -> list[float] | None:
-    """The 95 % interval of the ratio of two means, `pairs` `[questions, 2]` drawn again with their partners.
+    """The 95 % interval of the ratio of two means, `pairs` `[questions, 2]` drawn again with their partners, widened.
 
     None for fewer than two questions, which say nothing about others.
     """
@@ -201,7 +202,8 @@ def bootstrap(pairs: NDArray[np.float64]) -> list[float] | None:
     drawn = random.integers(len(pairs), size=(_RESAMPLES, len(pairs)), dtype=np.int32)
     ours, others = (column[drawn].sum(axis=1) for column in pairs.T.copy())
     low, high = np.percentile(ours / others, (2.5, 97.5))
-    return [float(low), float(high)]
+    ratio = pairs[:, 0].sum() / pairs[:, 1].sum()
+    return [float(end) for end in widened(low, ratio, high, [len(pairs)])]
 
 
 def accepted_at(choices: Iterable[Mapping[str, Any]], least: int = _LEAST_WINDOWS) -> list[float]:

@@ -202,27 +202,33 @@ def predict_step_ms(result: GenerationResult) -> float:
     return before + suffix + parts["verify"] + fresh_ms
 
 
-def typical_seconds(times: Sequence[float]) -> float:
-    """Mean of all but the fastest and the slowest tenth: one step that waited for another program decides nothing.
+def disturbance(steps: Sequence[tuple[int, float]]) -> float:
+    """Seconds that steps, `(rows, seconds)`, took beyond three times what is usual for as many rows.
 
-    >>> typical_seconds([1.0] * 9 + [50.0])
-    1.0
+    One step that waited for another program decides nothing so. Steps that are long because they bring much count
+    whole.
+
+    >>> disturbance([(1, 1.0)] * 9 + [(1, 50.0), (12, 4.0)])
+    47.0
     """
-    cut = len(times) // 10
-    return float(np.mean(sorted(times)[cut : len(times) - cut]))
+    by_rows: dict[int, list[float]] = {}
+    for rows, seconds in steps:
+        by_rows.setdefault(rows, []).append(seconds)
+    return float(sum(max(0.0, one - 3 * np.median(alike)) for alike in by_rows.values() for one in alike))
 
 
 def _judge(entrant: Entrant, texts: list[GenerationResult]) -> Contest:
     stats = [text.stats for text in texts]
-    step_seconds = typical_seconds([step.ended - step.started for text in texts for step in text.steps])
-    tokens_per_step = sum(text.num_tokens for text in texts) / sum(stat.steps for stat in stats)
+    num_tokens, num_steps = sum(text.num_tokens for text in texts), sum(stat.steps for stat in stats)
+    steps = [(step.num_window, step.ended - step.started) for text in texts for step in text.steps]
+    seconds = sum(stat.seconds - stat.prefill_ms / 1e3 for stat in stats) - disturbance(steps)
     return Contest(
         layout=entrant.layout,
         method=entrant.method,
         speculation=entrant.speculation,
-        tokens_per_second=tokens_per_step / step_seconds,
-        tokens_per_step=tokens_per_step,
-        step_ms=1e3 * step_seconds,
+        tokens_per_second=num_tokens / seconds,
+        tokens_per_step=num_tokens / num_steps,
+        step_ms=1e3 * seconds / num_steps,
         predicted_step_ms=float(np.mean([predict_step_ms(text) for text in texts])),
         mean_accepted=float(np.mean([stat.mean_accepted for stat in stats])),
         reuse_rate=float(np.mean([stat.reuse_rate for stat in stats])),

@@ -42,17 +42,23 @@ def _predicted(result: GenerationResult) -> tuple[int, int]:
 
 
 def drafted(results: Sequence[GenerationResult]) -> tuple[int, int]:
-    """Tokens of all windows that were verified, and how many of them were accepted."""
+    """Tokens that were verified, siblings of windows included, and how many of them were accepted."""
     steps = [step for result in results for step in result.steps if not step.is_replay]
-    return sum(step.num_window for step in steps), sum(step.num_accepted for step in steps)
+    return sum(step.num_window + step.num_siblings for step in steps), sum(step.num_accepted for step in steps)
+
+
+def _num_replayed(result: GenerationResult) -> int:
+    """Tokens of the text that came with the request (`continue_from`): they were read, as the prompt was."""
+    return sum(1 + step.num_accepted for step in result.steps if step.is_replay)
 
 
 def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
     """llama.cpp's fields, of all choices together; times in milliseconds."""
     num_cached = sum(result.stats.num_reused_tokens for result in results)
-    num_prompt = sum(result.stats.num_prompt_tokens for result in results) - num_cached
+    num_replayed = sum(map(_num_replayed, results))
+    num_prompt = sum(result.stats.num_prompt_tokens for result in results) - num_cached + num_replayed
     prompt_ms = sum(result.stats.prefill_ms for result in results)
-    num_new = sum(result.num_tokens for result in results)
+    num_new = sum(result.num_tokens for result in results) - num_replayed
     new_ms = sum(1e3 * result.stats.seconds for result in results) - prompt_ms
     num_drafted, num_accepted = drafted(results)
     return {
