@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 
 from mirrorsd.cli.input.prompt_file import Question
-from mirrorsd.graphs.errors import ConfigError
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Spec-Bench has ten questions of each, and counts them as one task."""
@@ -22,15 +21,7 @@ def task_of(question_id: int | str, category: str) -> str:
 
 
 def choose(questions: Sequence[Question], per_task: int | None) -> tuple[Question, ...]:
-    """`per_task` questions of every task, always the same ones wherever they stand in the file; all without a number.
-
-    Raises:
-        ConfigError: two questions have the same id.
-    """
-    ids = [question.question_id for question in questions]
-    twice = next((name for number, name in enumerate(ids) if name in ids[:number]), None)
-    if twice is not None:
-        raise ConfigError(f"Two questions have the question_id {twice!r}; expected ids that differ.")
+    """`per_task` questions of every task, always the same ones wherever they stand in the file; all without a number."""
     if per_task is None:
         return tuple(questions)
     by_task: dict[str, list[Question]] = {}

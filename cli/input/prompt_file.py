@@ -61,19 +61,27 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     """Read a prompt file; blank lines are skipped.
 
     Raises:
-        ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number) or
-            without its text, as SPEED-Bench publishes some.
+        ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number), with the
+            id of an earlier one, or without its text, as SPEED-Bench publishes some.
     """
     try:
         lines = read_text(path).split("\n")
     except DocumentError as error:
         raise ConfigError(f"{path} {error}.") from error
-    questions = tuple(
-        _read_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
-    )
+    questions: dict[int | str, Question] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        found = _read_line(line, f"{path}, line {number}")
+        if found.question_id in questions:
+            raise ConfigError(
+                f"{path}, line {number} has the question_id {found.question_id!r} of an earlier line; answers are told "
+                "apart by it: give every question an id of its own."
+            )
+        questions[found.question_id] = found
     if not questions:
         raise ConfigError(f"{path} has no questions; {_FORM} on each line.")
-    return questions
+    return tuple(questions.values())
 
 
 def _read_line(line: str, where: str) -> Question:

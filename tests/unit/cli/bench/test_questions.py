@@ -1,10 +1,7 @@
 """Which questions are asked."""
 
-import pytest
-
 from mirrorsd.cli.bench.questions import choose, task_of
 from mirrorsd.cli.input.prompt_file import Question
-from mirrorsd.graphs.errors import ConfigError
 
 
 def question(question_id: int | str, category: str) -> Question:
@@ -31,8 +28,3 @@ def test_a_limit_is_of_the_task_not_of_the_category() -> None:
     questions = [question(81, "writing"), question(91, "roleplay"), question(200, "rag")]
     assert [found.category for found in choose(questions, 1)][-1] == "rag"
     assert len(choose(questions, 1)) == 2
-
-
-def test_an_id_that_two_questions_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Two questions have the question_id 7"):
-        choose([question(7, "a"), question(7, "b")], None)

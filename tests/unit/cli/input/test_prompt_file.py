@@ -41,6 +41,10 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
             "line 2 has no text: SPEED-Bench leaves it to its own preparation script",
         ),
         ('{"question_id": 1, "category": "a", "turns": "b"}', "line 2 has 'b' as 'turns'; expected a list"),
+        (
+            '{"question_id": 1, "category": "c", "turns": ["d"]}',
+            r"prompts\.jsonl, line 2 has the question_id 1 of an earlier line; .*: give every question an id of its own",
+        ),
     ],
 )
 def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
