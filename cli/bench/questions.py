@@ -21,7 +21,7 @@ def task_of(question_id: int | str, category: str) -> str:
 
 
 def choose(questions: Sequence[Question], per_task: int | None) -> tuple[Question, ...]:
-    """`per_task` questions of every task, always the same ones wherever they stand in the file; all without a number."""
+    """`per_task` questions of every task, the same ones wherever they stand in the file; all without a number."""
     if per_task is None:
         return tuple(questions)
     by_task: dict[str, list[Question]] = {}

@@ -1,14 +1,13 @@
 """What a conversation needs from whoever answers, be it a bundle in this process or a server."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mirrorsd.cli.input.requests import Messages
     from mirrorsd.runtime import GenerationConfig
-    from mirrorsd.runtime.decoding.request import StepRecord
-    from mirrorsd.runtime.ledger import Span
 
 CANCELLED = "cancelled"
 
@@ -30,9 +29,8 @@ class Ended:
         tokens_per_step: new tokens per pass of the target.
         num_drafted: window tokens that were verified.
         num_accepted: of these, how many were right.
-        spans: what each device did when.
-        steps: the steps, where they are known.
         warnings: what went wrong without changing the text.
+        write_trace: writes a file of what each device did when; None where the steps are not known.
     """
 
     text: str
@@ -47,9 +45,8 @@ class Ended:
     tokens_per_step: float = 0.0
     num_drafted: int = 0
     num_accepted: int = 0
-    spans: "Sequence[Span]" = field(default=(), repr=False)
-    steps: "Sequence[StepRecord]" = field(default=(), repr=False)
     warnings: Sequence[str] = ()
+    write_trace: Callable[[Path], None] | None = None
 
 
 class Piece(NamedTuple):
@@ -75,6 +72,13 @@ class Answers(Protocol):
     @property
     def advice(self) -> str:
         """What would make answers faster; empty where nothing is known that would."""
+
+    def check_method(self, method: str) -> None:
+        """Refuse a method that cannot run here.
+
+        Raises:
+            ConfigError: it needs a head that is not here.
+        """
 
     def num_tokens(self, messages: "Messages") -> int:
         """How many tokens the model would read.

@@ -56,12 +56,13 @@ class Chat:
         self.conversation.ask(text)
         try:
             self._make_room()
-            self._last_sent = self.conversation.sent
-            with closing(hear(self.answers, self._last_sent, self.config)) as pieces:
+            sent = self.conversation.sent
+            with closing(hear(self.answers, sent, self.config)) as pieces:
                 self.last = self.screen.show_answer(pieces)
         except MirrorError:
             self.conversation.take_back()
             raise
+        self._last_sent = sent
         self.conversation.answer(self.last.text)
         if self.answers.advice and not self._is_advised:
             self._is_advised = True
@@ -72,13 +73,19 @@ class Chat:
 
         Raises:
             GenerationError: there is none.
+            MirrorError: it cannot be answered; its last answer stays.
         """
+        before = replace(self.conversation, messages=[*self.conversation.messages])
         question = self.conversation.take_back()
         if question is None:
             raise GenerationError("There is no question to ask again.")
         if self.config.seed is not None or (self.last is not None and self.last.seed is None):
             self.screen.say("the same text will come again: it is greedy, or its seed is fixed (/seed random)")
-        self.ask(question)
+        try:
+            self.ask(question)
+        except MirrorError:
+            self.conversation = before
+            raise
 
     def compare(self) -> None:
         """Decode the last answer again, plainly and with the same seed.
@@ -103,14 +110,14 @@ class Chat:
         """Write what each device did in the last answer.
 
         Raises:
-            GenerationError: there is no finished answer.
+            GenerationError: there is no finished answer, or its steps are not known.
             ConfigError: the file cannot be written.
         """
-        from mirrorsd.runtime.reporting.trace import write_trace
-
-        last = self._finished()
+        write_trace = self._finished().write_trace
+        if write_trace is None:
+            raise GenerationError("A server tells no steps: `mirrorsd chat BUNDLE` and `generate --trace` do.")
         try:
-            write_trace(path, last.spans, last.steps, title=f"mirrorsd {last.method} on {self.answers.name}")
+            write_trace(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 

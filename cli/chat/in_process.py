@@ -9,6 +9,7 @@ from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
 from mirrorsd.cli.input.requests import Messages
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.texts.config import CancelToken
+from mirrorsd.texts.speculation import check_head
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
@@ -34,6 +35,10 @@ class InProcess:
     def advice(self) -> str:
         """The pipeline's, as it is to be typed."""
         return self._pipe.advice.replace("BUNDLE", shlex.quote(str(self._bundle)))
+
+    def check_method(self, method: str) -> None:
+        """Hold a method against the bundle's heads."""
+        check_head(method, self._pipe.manifest, self._pipe.methods)
 
     def num_tokens(self, messages: Messages) -> int:
         """Tokens of a conversation through the chat template."""
@@ -73,7 +78,6 @@ def ended_by(result: "GenerationResult") -> Ended:
         tokens_per_step=stats.tokens_per_step,
         num_drafted=sum(step.num_window for step in result.steps),
         num_accepted=sum(step.num_accepted for step in result.steps),
-        spans=result.spans,
-        steps=result.steps,
         warnings=stats.warnings,
+        write_trace=result.write_trace,
     )

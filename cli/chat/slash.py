@@ -9,6 +9,9 @@ from mirrorsd.cli.chat.chat import Chat
 from mirrorsd.cli.chat.conversation import Conversation
 from mirrorsd.cli.chat.screen import closing_line
 from mirrorsd.cli.input.options import checked_method
+from mirrorsd.cli.input.requests import checked_text
+from mirrorsd.cli.output.console import as_word
+from mirrorsd.cli.output.failures import as_typed
 from mirrorsd.graphs.errors import Cancelled, ConfigError, GenerationError, MirrorError
 
 
@@ -33,6 +36,7 @@ def converse(chat: Chat, lines: Iterable[str], *, is_patient: bool) -> None:
     """
     for line in lines:
         try:
+            checked_text(line, "The line")
             if line.startswith("/"):
                 if not obey(chat, line):
                     return
@@ -43,7 +47,7 @@ def converse(chat: Chat, lines: Iterable[str], *, is_patient: bool) -> None:
         except MirrorError as error:
             if not is_patient:
                 raise
-            chat.screen.say_error(str(error))
+            chat.screen.say_error(as_typed(str(error)))
 
 
 def obey(chat: Chat, line: str) -> bool:
@@ -75,7 +79,9 @@ def _help(chat: Chat, _: str) -> None:
 
 
 def _method(chat: Chat, name: str) -> None:
-    chat.config = replace(chat.config, method=checked_method(name))
+    method = checked_method(name)
+    chat.answers.check_method(method)
+    chat.config = replace(chat.config, method=method)
     chat.screen.say(f"method: {name} (the text does not change with it)")
 
 
@@ -129,8 +135,9 @@ def _new(chat: Chat, _: str) -> None:
 
 
 def _trace(chat: Chat, name: str) -> None:
-    chat.write_trace(_place(name))
-    chat.screen.say(f"wrote {name}: `mirrorsd trace {name} -o trace.html` draws it")
+    path = _place(name)
+    chat.write_trace(path)
+    chat.screen.say(f"wrote {name}: `mirrorsd trace {as_word(path)} -o trace.html` draws it")
 
 
 COMMANDS = {

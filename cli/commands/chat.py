@@ -10,6 +10,7 @@ import typer
 
 from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
+from mirrorsd.cli.input.requests import checked_text
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def chat(
     stop: options.Stop = None,
 ) -> None:
     """Talk with a chat model; `/help` lists the commands. In a pipe, every line is a question."""
+    checked_text(system, "--system")
     if url is not None:
         options.refuse_beside("with --url, whose server has its own", context, "device_map", "layout")
     from mirrorsd import GenerationConfig
@@ -56,6 +58,7 @@ def chat(
         stop_strings=tuple(stop or ()),
     )
     with open_answers(bundle, url, model, device_map, layout) as answers:
+        answers.check_method(method)
         answers.num_tokens([{"role": "user", "content": "Hello"}])  # a model without a chat template says so now
         is_patient = is_interactive()
         screen = TerminalScreen() if is_patient else PipeScreen()

@@ -38,7 +38,7 @@ def read_request(prompt: str | None, messages_file: Path | None, *, is_chat: boo
         if prompt is not None:
             raise ConfigError("Both PROMPT and --messages are given; give one of them.")
         return Request(messages=read_messages(messages_file))
-    text = _checked_text(_read_stdin() if prompt is None else prompt)
+    text = checked_text(_read_stdin() if prompt is None else prompt, "The prompt")
     if not text.strip():
         raise ConfigError("The prompt is empty. Give PROMPT, --messages FILE, or pipe the prompt in.")
     return as_asked(text, is_chat=is_chat)
@@ -94,6 +94,19 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def checked_text(text: str, what: str) -> str:
+    """The text, unless it has bytes that are not text: Python hands those on as lone surrogates.
+
+    Raises:
+        ConfigError: it has some; `what` names it.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is not text (a byte that is not UTF-8 at character {error.start}).") from error
+    return text
+
+
 def without_line_end(text: str) -> str:
     r"""A text without the one end of line that `echo`, or an editor of DOS, adds.
 
@@ -111,12 +124,3 @@ def _read_stdin() -> str:
         return without_line_end(sys.stdin.read().removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"The prompt on stdin is not text ({error.reason} at byte {error.start}).") from error
-
-
-def _checked_text(text: str) -> str:
-    """Refuse bytes that are not text: Python hands those on as lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"The prompt is not text (a byte that is not UTF-8 at character {error.start}).") from error
-    return text

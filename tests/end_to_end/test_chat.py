@@ -3,9 +3,7 @@
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import run as run_program
 from typing import Any
@@ -44,12 +42,17 @@ def chat(*options: str, lines: tuple[str, ...] = QUESTIONS, environment: dict[st
     )
 
 
-def test_a_pipe_gets_exactly_the_texts_of_generate(tiny_bundle: Path) -> None:
-    finished = chat(str(tiny_bundle), "--device-map", "cpu", lines=(*QUESTIONS, "/compare"))
+def test_a_pipe_gets_exactly_the_texts_of_generate(tiny_bundle: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    finished = chat(str(tiny_bundle), "--device-map", "cpu", lines=(*QUESTIONS, f"/trace {trace}", "/compare"))
     assert finished.returncode == 0, finished.stderr.decode()
-    expected = "".join(f"{text}\n" for text in conversation(tiny_bundle))
-    assert finished.stdout.decode() == expected
+    texts = conversation(tiny_bundle)
+    assert finished.stdout.decode() == "".join(f"{text}\n" for text in texts)
     assert "identical: yes" in finished.stderr.decode()
+    document = json.loads(trace.read_text(encoding="utf-8"))
+    steps = [event["args"]["text"] for event in document["traceEvents"] if event["name"].startswith("step ")]
+    assert "".join(steps) == texts[-1]
+    assert "plain_tokens_per_second" in document["otherData"]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +65,14 @@ def server(tiny_bundle: Path) -> Iterator[str]:
         yield running.url
 
 
-def test_a_server_gives_the_same_texts(server: str, tiny_bundle: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
+def test_a_server_gives_the_same_texts(server: str, tiny_bundle: Path) -> None:
     sampled = ("--temperature", "0.9", "--seed", "7")
-    lines = (*QUESTIONS, "/compare", f"/trace {trace}")
+    lines = (*QUESTIONS, "/compare")
     finished = chat("--url", server, *sampled, lines=lines, environment={"MIRRORSD_API_KEY": KEY})
     assert finished.returncode == 0, finished.stderr.decode()
     expected = "".join(f"{text}\n" for text in conversation(tiny_bundle, temperature=0.9, seed=7))
     assert finished.stdout.decode() == expected
     assert "identical: yes" in finished.stderr.decode()
-    assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
 
 
 def test_a_server_that_refuses_is_understood(server: str) -> None:
@@ -86,22 +87,6 @@ def test_a_server_that_refuses_is_understood(server: str) -> None:
     assert answers.num_tokens(long) > answers.context == 512
     with pytest.raises(ContextLengthError):
         list(answers.stream(long, GenerationConfig(max_new_tokens=5)))
-
-
-@pytest.mark.parametrize("props", [{"default_generation_settings": {}}, {"model": "m", "context": None}, {}])
-def test_another_kind_of_server_is_none(props: dict[str, Any]) -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(props).encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.handle_request).start()
-        with pytest.raises(DeviceError, match="is no mirrorsd server: its /props say no model and context"):
-            OverHttp(f"http://127.0.0.1:{other.server_port}")
 
 
 def test_hanging_up_ends_the_answer(server: str) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mirrorsd.cli.chat.conversation import Conversation
 from mirrorsd.cli.chat.listening import hear
 from mirrorsd.cli.chat.screen import PipeScreen, TerminalScreen, split_complete
 from mirrorsd.cli.chat.slash import converse
+from mirrorsd.cli.output.console import as_word
 from mirrorsd.graphs.errors import Cancelled, ConfigError, GenerationError
 from mirrorsd.runtime import GenerationConfig
 
@@ -35,7 +37,12 @@ class Scripted:
     def __init__(self, say: Callable[[str, GenerationConfig], str] = lambda text, config: f"you said {text}") -> None:
         self._say = say
         self._is_cancelled = False
+        self.write_trace: Callable[[Path], object] | None = lambda path: path.write_text("trace", encoding="utf-8")
         self.asked: list[tuple[Any, GenerationConfig]] = []
+
+    def check_method(self, method: str) -> None:
+        if method == "eagle3":
+            raise ConfigError("this bundle has no such head")
 
     def num_tokens(self, messages: Any) -> int:
         return sum(len(message["content"].split()) for message in messages)
@@ -55,9 +62,8 @@ class Scripted:
                 break
         reason = CANCELLED if self._is_cancelled else "eos"
         seed = config.seed if config.temperature else None
-        yield Piece(
-            "", 0, 0, Ended(text=said, method=config.method, seed=seed, stop_reason=reason, num_tokens=len(words))
-        )
+        ended = Ended(text=said, method=config.method, seed=seed, stop_reason=reason, num_tokens=len(words))
+        yield Piece("", 0, 0, replace(ended, write_trace=self.write_trace))
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -126,7 +132,10 @@ def test_method_and_seed_hold_for_what_follows() -> None:
         ("/sing", "There is no /sing; /help lists the commands"),
         ("/method fast", "Unknown method 'fast'"),
         ("/method", "/method needs NAME"),
+        ("/method eagle3", "this bundle has no such head"),
         ("/seed x", "allowed: a whole number, or random"),
+        ("caf\udce9", "The line is not text"),
+        ("/system caf\udce9", "The line is not text"),
         ("/new now", "/new takes nothing; found 'now'"),
         ("/load nowhere.json", "nowhere.json"),
         ("/load ~nobody-of-this-name/a", "knows no home of that user"),
@@ -149,6 +158,29 @@ def test_on_a_terminal_an_error_ends_nothing(capsys: pytest.CaptureFixture[str])
     assert "error: There is no /sing" in capsys.readouterr().err
 
 
+def test_errors_name_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(Scripted(), "/seed -5", is_patient=True)
+    assert "error: --seed is -5;" in capsys.readouterr().err
+    assert chat.config.seed is None
+
+
+def test_a_trace_is_that_of_generate_and_its_file_is_named_as_a_shell_wants_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tt r.json"
+    talk(Scripted(), "hi", f"/trace {path}")
+    assert path.read_text(encoding="utf-8") == "trace"
+    assert f"`mirrorsd trace {as_word(path)} -o trace.html`" in capsys.readouterr().err
+
+
+def test_who_knows_no_steps_writes_no_trace(tmp_path: Path) -> None:
+    answers = Scripted()
+    answers.write_trace = None
+    with pytest.raises(GenerationError, match=r"A server tells no steps: `mirrorsd chat BUNDLE`"):
+        talk(answers, "hi", f"/trace {tmp_path / 't.json'}")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_conversation_is_saved_and_goes_on_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     answers = Scripted()
@@ -163,6 +195,21 @@ def test_a_question_that_fails_is_taken_back() -> None:
 
     chat = talk(Scripted(refuse), "hi", is_patient=True)
     assert chat.conversation.messages == []
+
+
+def test_a_question_that_fails_costs_neither_the_last_answer_nor_its_comparison() -> None:
+    left = ["one", None, None, "one"]
+
+    def say(text: str, config: GenerationConfig) -> str:
+        found = left.pop(0)
+        if found is None:
+            raise GenerationError("no")
+        return found
+
+    answers = Scripted(say)
+    chat = talk(answers, "hi", "/retry", "ho", "/compare", is_patient=True)
+    assert [message["content"] for message in chat.conversation.messages] == ["hi", "one"]
+    assert [messages[-1]["content"] for messages, _ in answers.asked] == ["hi", "hi", "ho", "hi"]
 
 
 def interrupt(_: str, __: GenerationConfig) -> str:
