@@ -57,14 +57,16 @@ class Kept:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the bundle is at none of these paths any more; of one without a known path nobody can say."""
+        """Whether the bundle is at none of these paths any more; of one that cannot be read nobody can say."""
         return bool(self.bundles) and not any(map(self._is_at, self.bundles))
 
     def _is_at(self, bundle: Path) -> bool:
         try:
             return folder_of(bundle) == self.folder
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:  # it may only be closed to this user, or away for a moment
+            return True
 
 
 def cache_folder() -> Path:
@@ -171,19 +173,32 @@ def list_kept() -> list[Kept]:
 def clear(kept: Kept, *, with_tuned: bool) -> int:
     """Delete what is kept about one bundle; tuned settings, which took a measurement, only if asked for.
 
+    While these stay, it stays known whose they are; the bundle's files are checked anew all the same.
+
     Returns:
         The bytes that this gave back. What another process holds stays (Windows).
     """
+    keeps_tuned = not with_tuned and bool(kept.tuned)
     for path in sorted(kept.folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            with suppress(OSError):
+        with suppress(OSError):
+            if path.is_dir():
                 path.rmdir()
-        elif with_tuned or not path.match(_TUNED):
-            with suppress(OSError):
+            elif keeps_tuned and path.match(_CHECKED):
+                _forget_seal(path)
+            elif not (keeps_tuned and path.match(_TUNED)):
                 path.unlink()
     with suppress(OSError):
         kept.folder.rmdir()
     return kept.num_bytes - _size(kept.folder)
+
+
+def _forget_seal(check: Path) -> None:
+    """Leave of a passed check only where the bundle is, and when it was used."""
+    when = check.stat().st_mtime
+    with suppress(ValueError, LookupError, TypeError):
+        bundle = json.loads(check.read_text(encoding="utf-8"))["bundle"]
+        write_whole(check, json.dumps({"bundle": bundle}).encode())
+        os.utime(check, (when, when))
 
 
 def make_room(folder: Path, most_bytes: int = MOST_BYTES) -> None:

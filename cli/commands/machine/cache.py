@@ -1,5 +1,6 @@
 """`mirrorsd cache`: what is kept about bundles on this machine, and deleting it."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.user_cache import VARIABLE, Kept, cache_folder, clear, list_kept
+from mirrorsd.graphs.user_cache import VARIABLE, Kept, cache_folder, clear, folder_of, list_kept
 from mirrorsd.hub.bundles import Fetched, fetched_as, fetched_bundles, forget, unfinished
 
 app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
@@ -61,16 +62,31 @@ def clear_cache(
     fetched: Annotated[bool, typer.Option("--fetched", help="Bundles that were fetched, too.")] = False,
 ) -> None:
     """Delete what is kept; the next load makes it again. What was tuned, learned or fetched stays unless asked for."""
-    chosen = [one for one in list_kept() if one.is_orphan or not orphans]
-    gone = fetched_bundles() if fetched and bundle is None else [] if bundle is None else _fetched(bundle)
+    chosen, gone = list_kept(), list[Fetched]()
     if bundle is not None:
-        places = {Path(bundle).resolve(), *(one.folder for one in gone)}
-        chosen = [one for one in chosen if places & set(one.bundles)]
+        gone = _fetched(bundle)
+        chosen = _about(bundle, gone)
         if not (chosen or gone):
             raise ConfigError(f"Nothing is kept about {bundle}. `mirrorsd cache list` shows what is.")
+        if orphans and (gone or not all(one.is_orphan for one in chosen)):
+            raise ConfigError(f"{bundle} is not gone: leave --orphans out to delete what is kept about it.")
+    elif fetched:
+        gone = fetched_bundles()
+    chosen = [one for one in chosen if one.is_orphan or not orphans]
     freed = sum(clear(one, with_tuned=tuned or one.is_orphan) for one in chosen)
-    freed += sum(forget(folder) for folder in (*(one.folder for one in gone), *(unfinished() if fetched else ())))
+    broken_off = unfinished() if fetched and bundle is None else []
+    freed += sum(forget(folder) for folder in (*(one.folder for one in gone), *broken_off))
     print(f"deleted {readable_size(freed)} of {max(len(chosen), len(gone))} bundle(s) in {cache_folder()}")
+
+
+def _about(bundle: str, copies: list[Fetched]) -> list[Kept]:
+    """What is kept about a bundle: known by where it was loaded, or by what lies there now."""
+    places = {Path(bundle).resolve(), *(one.folder for one in copies)}
+    folders = set[Path]()
+    for place in places:
+        with suppress(OSError):
+            folders.add(folder_of(place))
+    return [one for one in list_kept() if one.folder in folders or places & set(one.bundles)]
 
 
 def _fetched(bundle: str) -> list[Fetched]:

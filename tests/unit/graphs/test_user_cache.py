@@ -143,9 +143,38 @@ def test_a_copy_keeps_what_the_replaced_one_had(bundle: Path) -> None:
 def test_clearing_leaves_what_was_tuned_unless_asked(bundle: Path) -> None:
     folder = keep(bundle)
     assert clear(list_kept()[0], with_tuned=False) > 100
-    assert [path.name for path in folder.iterdir()] == ["tuned-cpu.json"]
+    checked, tuned = sorted(path.name for path in folder.iterdir())
+    assert (checked.partition("-")[0], tuned) == ("checked", "tuned-cpu.json")
     clear(list_kept()[0], with_tuned=True)
     assert not folder.exists()
+
+
+def test_what_was_cleared_is_checked_anew_and_still_known_by_its_place(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(bundle, age=5)
+    clear(list_kept()[0], with_tuned=False)
+    (one,) = list_kept()
+    assert (one.bundles, one.last_used) == ((bundle,), 5.0)
+    seals = []
+    monkeypatch.setattr("mirrorsd.graphs.bundle_files.remember_check", lambda root, seal: seals.append(seal))
+    read_bundle(bundle)
+    assert seals, "its files were not looked at"
+
+
+def test_a_bundle_that_cannot_be_read_is_not_gone(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(bundle)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (one,) = list_kept()
+    with monkeypatch.context() as closed:
+        closed.setattr(Path, "read_bytes", refuse)
+        assert not one.is_orphan
+    assert not one.is_orphan
+    shutil.rmtree(bundle)
+    assert one.is_orphan
 
 
 def test_the_longest_unused_makes_room_but_not_the_bundle_at_work(bundle: Path) -> None:

@@ -47,11 +47,41 @@ def test_the_list_names_bundle_size_and_cards(kept: Path, bundle: Path, capsys: 
 def test_clear_spares_what_was_tuned(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cache", "clear"]) == 0
     assert "of 1 bundle(s)" in capsys.readouterr().out
-    assert [path.name for path in kept.iterdir()] == ["tuned-cpu.json"]
+    assert [path.name for path in kept.iterdir() if not path.match("checked-*.json")] == ["tuned-cpu.json"]
     assert run(["cache", "clear"]) == 0
-    assert kept.exists(), "where its bundle is nobody knows until it is loaded"
+    assert (kept / "tuned-cpu.json").exists()
     assert run(["cache", "clear", "--tuned"]) == 0
     assert not kept.exists()
+
+
+def test_a_bundle_that_was_cleared_can_be_cleared_again(kept: Path, bundle: Path) -> None:
+    assert run(["cache", "clear", str(bundle)]) == 0
+    assert run(["cache", "clear", str(bundle), "--tuned"]) == 0
+    assert not kept.exists()
+
+
+def test_a_bundle_is_known_by_its_manifest_where_nobody_kept_its_place(kept: Path, bundle: Path) -> None:
+    for check in kept.glob("checked-*.json"):
+        check.unlink()
+    assert run(["cache", "clear", str(bundle), "--tuned"]) == 0
+    assert not kept.exists()
+
+
+def test_a_bundle_that_is_there_is_no_orphan(kept: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "clear", str(bundle), "--orphans"]) == 2
+    assert f"{bundle} is not gone: leave --orphans out" in capsys.readouterr().err
+    shutil.rmtree(bundle)
+    assert run(["cache", "clear", str(bundle), "--orphans"]) == 0
+    assert not kept.exists()
+
+
+def test_unfinished_fetches_of_others_stay_where_a_bundle_is_named(kept: Path, bundle: Path, own_cache: Path) -> None:
+    partial = own_cache / "bundles" / "a--b--0123456789ab" / ".partial"
+    partial.mkdir(parents=True)
+    assert run(["cache", "clear", str(bundle), "--fetched"]) == 0
+    assert partial.is_dir()
+    assert run(["cache", "clear", "--fetched"]) == 0
+    assert not partial.exists()
 
 
 def test_an_archive_is_found_by_the_name_that_was_typed(

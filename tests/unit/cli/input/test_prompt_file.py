@@ -43,7 +43,7 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
         ('{"question_id": 1, "category": "a", "turns": "b"}', "line 2 has 'b' as 'turns'; expected a list"),
         (
             '{"question_id": 1, "category": "c", "turns": ["d"]}',
-            r"prompts\.jsonl, line 2 has the question_id 1 of an earlier line; .*: give every question an id of its own",
+            r"prompts\.jsonl, line 2 has the question_id 1 of an earlier line; .*: give every question an id",
         ),
     ],
 )
