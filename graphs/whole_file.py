@@ -3,6 +3,7 @@
 Owns: the name of the unfinished file, and that none is left. Does not own: what is written.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +40,7 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
         with path.open("wb") as stream:
             yield stream
         return
-    whole = path.resolve()  # a link stays one
-    partial = whole.with_name(f"{whole.name}.{uuid4().hex[:12]}")  # two may write one name at once
+    whole, partial = _places(path)
     try:
         with _opened(partial, path) as stream:
             yield stream
@@ -50,6 +50,29 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
         partial.replace(whole)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def try_place(path: Path) -> None:
+    """Try whether a `whole_file` of this name can be begun, before there is anything to write; nothing is left.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its reader
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    _, partial = _places(path)
+    try:
+        _opened(partial, path).close()
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """What is written in the end, and the unfinished file beside it."""
+    whole = path.resolve()  # a link stays one
+    return whole, whole.with_name(f"{whole.name}.{uuid4().hex[:12]}")  # two may write one name at once
 
 
 def _opened(partial: Path, path: Path) -> IO[bytes]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import read_questions
-from mirrorsd.cli.input.requests import has_chat_template
+from mirrorsd.cli.input.requests import check_writable, has_chat_template
 from mirrorsd.cli.output.console import note, print_table, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
@@ -105,10 +105,17 @@ def check_out(out: Path) -> None:
     """Refuse a place for the answers that is none.
 
     Raises:
-        ConfigError: it is a file, or its folder does not exist.
+        ConfigError: it is a file, its folder does not exist, or nothing can be written there.
     """
-    if out.is_file() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out} is no place for a folder; give a folder, or a new name in one that exists.")
+    from mirrorsd.cli.bench.running import SETTINGS
+
+    try:
+        if out.is_file() or not out.parent.is_dir():
+            raise ConfigError(f"--out {out} is no place for a folder; give a folder, or a new name in one that exists.")
+        first = out / SETTINGS if out.is_dir() else out
+    except OSError as error:  # as for a name that is too long
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}. Give another place.") from error
+    check_writable("--out", first)
 
 
 def checked_peers(peers: "list[PeerOption]", temperature: float) -> "tuple[PeerOption, ...]":

@@ -1,18 +1,22 @@
 """Open a pipeline with the speed options of the command line on top of the device map's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mirrorsd.cli.input.requests import Request
+from mirrorsd.cli.input.prompt_file import Question
+from mirrorsd.cli.input.requests import Messages, Request, as_asked, has_chat_template
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
+from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.graphs.manifest_values import read_manifest
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
+    from mirrorsd.texts.tokenizer import BundleTokenizer
 
 SpeedOptions = Mapping[str, object]
 UNTRIED = (
@@ -74,11 +78,41 @@ def check_fits(bundle: Path, request: Request) -> None:
     from mirrorsd.runtime.decoding.request import check_prompt_fits
     from mirrorsd.texts.tokenizer import BundleTokenizer
 
+    check_prompt_fits(_num_tokens(BundleTokenizer(bundle, target.shape.vocab_size), request), context)
+
+
+def first_turns(bundle: Path, questions: Sequence[Question]) -> list[str | Messages]:
+    """The questions' first turns as `compare` asks them: through the chat template, if the bundle has one.
+
+    What leaves no room in the context for a token and a window is left out, which is said.
+
+    Raises:
+        BundleError: it is no bundle, or a damaged one.
+        ContextLengthError: nothing leaves room.
+    """
+    from mirrorsd.texts.tokenizer import BundleTokenizer
+
+    target, is_chat = read_bundle(bundle).target, has_chat_template(bundle)
     tokenizer = BundleTokenizer(bundle, target.shape.vocab_size)
+    asked = [as_asked(question.turns[0], is_chat=is_chat) for question in questions]
+    kept = [request for request in asked if _num_tokens(tokenizer, request) < target.context - 1]
+    if not kept:
+        raise ContextLengthError(
+            f"No question fits into the bundle's context of {target.context} tokens; export it with more --context."
+        )
+    if len(kept) < len(asked):
+        note(
+            f"{len(asked) - len(kept)} of {len(asked)} questions do not fit into the context of {target.context} "
+            "tokens, and are left out"
+        )
+    return [request.messages or request.prompt or "" for request in kept]
+
+
+def _num_tokens(tokenizer: "BundleTokenizer", request: Request) -> int:
+    """How many tokens the model reads of a request."""
     if request.messages is not None:
-        check_prompt_fits(len(tokenizer.encode_chat(request.messages)), context)
-    elif request.prompt is not None:
-        check_prompt_fits(len(tokenizer.encode(request.prompt)), context)
+        return len(tokenizer.encode_chat(request.messages))
+    return len(tokenizer.encode(request.prompt or ""))
 
 
 def note_placement(pipe: "MirrorPipeline") -> None:

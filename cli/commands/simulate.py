@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mirrorsd.cli.commands.loading import fetched
+from mirrorsd.cli.commands.loading import fetched, first_turns
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
-from mirrorsd.cli.input.requests import check_writable, first_turns
+from mirrorsd.cli.input.requests import check_writable
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.names import ESTIMATED, Method

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirrorsd.cli.commands.loading import note_placement
+from mirrorsd.cli.commands.loading import first_turns, note_placement
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions, spread
-from mirrorsd.cli.input.requests import first_turns
 from mirrorsd.cli.output.console import Advance, note, print_json, progress
 from mirrorsd.cli.output.failures import EXIT_CANCELLED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c, first_ctrl_c_cancels
 from mirrorsd.cli.output.tune_report import print_contests, print_parts, verdict
-from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.user_cache import check_writable
 
 if TYPE_CHECKING:
@@ -70,8 +68,7 @@ def tune(
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = first_turns(bundle, spread(questions, NUM_TEXTS))
-    read_bundle(bundle)
+    texts = spread(first_turns(bundle, questions), NUM_TEXTS)
     check_writable(bundle)
     cancel = CancelToken()
     found = find_settings(

@@ -1,15 +1,14 @@
 """What the user asks for: a prompt from the command line or stdin, or a conversation from a file."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError, GenerationError
+from mirrorsd.graphs.whole_file import try_place
 
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
 Messages = list[dict[str, Any]]
@@ -54,24 +53,22 @@ def has_chat_template(bundle: Path) -> bool:
     return (bundle / names.TOKENIZER_FOLDER / "chat_template.jinja").is_file()
 
 
-def first_turns(bundle: Path, questions: Sequence[Question]) -> list[str | Messages]:
-    """The questions' first turns as `compare` asks them: through the chat template, if the bundle has one."""
-    asked = [as_asked(question.turns[0], is_chat=has_chat_template(bundle)) for question in questions]
-    return [request.messages or request.prompt or "" for request in asked]
-
-
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a place to write to that is none, before any work is done for it.
 
     Raises:
-        ConfigError: its folder does not exist, or it is a folder itself.
+        ConfigError: its folder does not exist or takes no file of this name, or it is a folder itself.
     """
     if path is None:
         return
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {path} cannot be written: there is no folder {path.parent}.")
-    if path.is_dir():
-        raise ConfigError(f"{option} {path} cannot be written: it is a folder; give a file's name.")
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{option} {path} cannot be written: it is a folder; give a file's name.")
+        try_place(path)
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}. Give another place.") from error
 
 
 def read_messages(path: Path) -> Messages:

@@ -51,6 +51,7 @@ def record_texts(
         advance: told after every text.
 
     Raises:
+        ContextLengthError: a prompt leaves no room for a token and a window.
         DeviceError: a device failed.
     """
     texts, config = [], config.resolve()
@@ -58,9 +59,11 @@ def record_texts(
         seeded = config.with_overrides({"seed": (config.seed or 0) + number, "use_defaults": False})
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
-        tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
+        whole = [*result.prompt_ids, *result.token_ids]
+        most = max(pipe.manifest.target.context - 1, len(result.prompt_ids) + 1)  # a window must fit behind it
+        tokens = np.asarray(whole[:most], dtype=np.int64)
         text = record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth, heads=heads)
-        texts.append(replace(text, ends=result.stop_reason == "eos"))
+        texts.append(replace(text, ends=result.stop_reason == "eos" and len(whole) <= most))
         advance(f"{result.num_tokens} tokens")
     return recording_of(pipe, texts, (config.temperature or 1.0) if config.is_sampling else 0.0)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.documents import build
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head
+from mirrorsd.graphs.whole_file import whole_file
 from mirrorsd.runtime.sampling.noise import NOISE
 
 _FORMAT = "mirrorsd-recording-1"
@@ -103,7 +104,11 @@ class Recording:
     heads: tuple[Head, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Keep it as one `.npz` file."""
+        """Keep it as one file in the form of `.npz`, whatever its name ends in.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         header = {"format": _FORMAT, "noise": NOISE, "temperature": self.temperature, "layers": self.layers}
         header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
         header |= {
@@ -117,7 +122,8 @@ class Recording:
             for name in _HEAD_ARRAYS:
                 of_kinds = getattr(text, name).items()
                 arrays |= {f"{name}_{kind}_{number}": _packed(values) for kind, values in of_kinds}
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        with whole_file(path) as stream:
+            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Self:

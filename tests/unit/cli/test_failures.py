@@ -45,6 +45,28 @@ def test_what_is_wrong_is_noticed_before_anything_is_loaded(use_pipeline: Any, c
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "b.mirror", "Once", "--trace", "PLACE"],
+        ["simulate", "b.mirror", "--record", "PLACE"],
+        ["bench", "b.mirror", "q.jsonl", "-o", "PLACE"],
+        ["train", "report", "target", "--prompts", "q.jsonl", "-o", "PLACE"],
+    ],
+    ids=" ".join,
+)
+def test_a_place_that_takes_no_file_is_refused_before_the_work(
+    use_pipeline: Any, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = '{"question_id": 1, "category": "a", "turns": ["b"]}'
+    (tmp_path / "q.jsonl").write_text(question, encoding="utf-8")
+    place = tmp_path / ("x" * 300)
+    pipeline = use_pipeline(same_answer)
+    assert run([{"PLACE": str(place), "q.jsonl": str(tmp_path / "q.jsonl")}.get(word, word) for word in command]) == 2
+    assert f"{place} cannot be written: " in capsys.readouterr().err
+    assert not hasattr(pipeline, "loaded")
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ConfigError, 2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.graphs.whole_file import whole_file, write_whole
+from mirrorsd.graphs.whole_file import try_place, whole_file, write_whole
 
 
 def test_the_file_has_its_name_only_at_the_end(tmp_path: Path) -> None:
@@ -18,6 +18,16 @@ def test_the_file_has_its_name_only_at_the_end(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_place_is_tried_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text("old", encoding="utf-8")
+    for name in ("a.json", "b.json"):
+        try_place(tmp_path / name)
+    assert [(found.name, found.read_text(encoding="utf-8")) for found in tmp_path.iterdir()] == [("b.json", "old")]
+    with pytest.raises(OSError, match="No such file"):
+        try_place(tmp_path / "none" / "a.json")
+    try_place(Path(os.devnull))
 
 
 def test_two_who_write_one_name_at_once_leave_one_of_both(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from mirrorsd.cli.chat.in_process import InProcess
-from mirrorsd.cli.commands.loading import check_fits
+from mirrorsd.cli.commands.loading import check_fits, first_turns
+from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.cli.input.requests import Request
+from mirrorsd.graphs.errors import ContextLengthError
 
 
 def test_what_is_wrong_with_a_manifest_is_for_loading_to_say(tmp_path: Path) -> None:
@@ -19,3 +23,18 @@ def test_a_chat_advises_what_can_be_typed() -> None:
     answers = InProcess(pipe, Path("my pairs/story.mirror"))
     assert answers.advice == "`mirrorsd tune 'my pairs/story.mirror'` looks for more"
     assert answers.name == "story"
+
+
+def test_a_question_that_is_too_long_is_left_out_and_said(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundle holds 64 tokens; one of a text and one of a window must fit behind a question."""
+    words = SimpleNamespace(encode=str.split)
+    monkeypatch.setattr("mirrorsd.texts.tokenizer.BundleTokenizer", lambda *_: words)
+    questions = [
+        Question(question_id=length, category="a", turns=("word " * length, "x " * 99)) for length in (3, 62, 63)
+    ]
+    assert [len(words.encode(str(text))) for text in first_turns(bundle, questions)] == [3, 62]
+    assert "1 of 3 questions do not fit into the context of 64 tokens, and are left out" in capsys.readouterr().err
+    with pytest.raises(ContextLengthError, match="No question fits into the bundle's context of 64 tokens"):
+        first_turns(bundle, questions[2:])

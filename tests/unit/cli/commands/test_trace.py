@@ -81,6 +81,7 @@ def test_a_trace_without_words_and_speeds_is_drawn_as_far_as_it_goes(tmp_path: P
         (["TRACE", "-o", "x.html", "--start-ms", "nan"], "the trace ends after 26.0 ms"),
         (["TRACE", "-o", "x.gif"], "ends in .html or .svg"),
         (["TRACE", "-o", "nowhere/x.svg"], "there is no folder nowhere"),
+        (["TRACE", "-o", f"{'x' * 300}.html"], "cannot be written: "),
         (["TRACE", "-o", "x.html", "--start-ms", "99"], "the trace ends after 26.0 ms"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from mirrorsd.devices.draft_memory import TipGuesses
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.machine.tuning.recorder import likeliest, record_text
+from mirrorsd.machine.tuning.recorder import likeliest, record_text, record_texts
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.machine.tuning.simulation import (
@@ -112,6 +113,21 @@ def test_a_text_that_fills_the_context_cannot_be_recorded(make_bench: Make) -> N
     tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", max_new_tokens=16))
     with pytest.raises(ContextLengthError, match=r"A text of 24 tokens fills the context.*--context"):
         record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10)
+
+
+def test_of_a_text_that_fills_the_context_all_but_the_last_token_is_recorded(make_bench: Make) -> None:
+    bench = make_bench(context=24)
+    new = bench.decode(PROMPT, "plain", max_new_tokens=16)
+
+    def generate(*, config: GenerationConfig, prompt: str) -> Any:
+        return SimpleNamespace(prompt_ids=PROMPT, token_ids=new, stop_reason="eos", num_tokens=len(new))
+
+    target = SimpleNamespace(context=24, exits=(), shape=SimpleNamespace(num_layers=4, vocab_size=16))
+    draft = SimpleNamespace(buckets=(SimpleNamespace(rows=8, tips=8),))
+    manifest = SimpleNamespace(target=target, draft=draft, heads=())
+    pipe: Any = SimpleNamespace(generate=generate, engine=bench.engine, manifest=manifest)
+    (text,) = record_texts(pipe, ["once"], GenerationConfig()).texts
+    assert (text.tokens.tolist(), text.ends) == ((PROMPT + new)[:23], False)
 
 
 def test_outcome_is_the_leading_agreement() -> None:
@@ -250,8 +266,8 @@ def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_
     bench = headed(make_bench, draft_handler)
     recording = record_heads(bench, {"max_new_tokens": 60, "temperature": 0.7, "seed": 5}, PROMPT)
     recording = replace(recording, texts=(replace(recording.texts[0], ends=True),))
-    recording.write(tmp_path / "texts.npz")
-    again = Recording.read(tmp_path / "texts.npz")
+    recording.write(tmp_path / "texts")
+    again = Recording.read(tmp_path / "texts")
     for name in ("tokens", "windows", "draft_ids", "exit_ids"):
         np.testing.assert_array_equal(getattr(again.texts[0], name), getattr(recording.texts[0], name))
     for kind in KINDS:
@@ -259,9 +275,9 @@ def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_
     assert (again.layers, again.round_sizes, again.max_tips) == ((0,), (8, 16, 32), 32)
     assert again.heads == recording.heads
     assert again.texts[0].ends
-    (tmp_path / "texts.npz").write_bytes(b"PK nothing")
-    with pytest.raises(ConfigError, match=r"texts.npz is not a recording.*simulate"):
-        Recording.read(tmp_path / "texts.npz")
+    (tmp_path / "texts").write_bytes(b"PK nothing")
+    with pytest.raises(ConfigError, match=r"texts is not a recording.*simulate"):
+        Recording.read(tmp_path / "texts")
 
 
 @pytest.mark.parametrize("noise", [None, "other-noise-1"])
