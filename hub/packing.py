@@ -30,9 +30,12 @@ def pack(bundle: Path, output: Path, card: str, *, overwrite: bool) -> int:
 
     Raises:
         BundleError: it is no bundle, or a damaged one; the disk has no room.
-        ConfigError: `output` is there already, lies in the bundle, or is named like another kind of archive.
+        ConfigError: `output` is there already, lies in the bundle, or is named like another kind of archive; its name
+            or the bundle's is no text.
         ExportError: the folder cannot be written.
     """
+    for path in (bundle.resolve(), output):
+        _check_name(path.name)
     manifest = read_bundle(bundle)
     if output.resolve().is_relative_to(bundle.resolve()):
         raise ConfigError(f"{output} lies in the bundle itself; write it elsewhere.")
@@ -62,6 +65,15 @@ def pack(bundle: Path, output: Path, card: str, *, overwrite: bool) -> int:
             shutil.copyfile(path, folder / name)
         (folder / CARD_FILE).write_text(card, encoding="utf-8", newline="")
     return total
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that neither an archive nor a card can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode("ascii", "backslashreplace").decode()
+        raise ConfigError(f"{shown} is no name in UTF-8, which archives and cards need: choose another.") from None
 
 
 def sha256_of(archive: Path) -> str:

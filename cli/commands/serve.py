@@ -9,6 +9,7 @@ import typer
 
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, show_loading
+from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import ConfigError
 
 
@@ -47,6 +48,8 @@ def serve(
         layout=layout,
         speculation={} if pad_rows_to is None else {"pad_rows_to": pad_rows_to},
     )
+    if device_map != "auto":
+        load_device_map(device_map)  # what is no card is said before a bundle is fetched, or an address told
     server.log_to_stderr(is_quiet=quiet)
     with show_loading("looking for the bundles") as show:
         folders = server.named_folders(bundles, show)

@@ -35,7 +35,7 @@ _CODES: tuple[tuple[type[MirrorError], int], ...] = (
 _OWNERS = (
     *("GenerationConfig", "SpeculationConfig", "ExportOptions", "DraftCompression"),
     *("DistillConfig", "RunConfig", "WarmStableDecay", "DraftPlan", "StreamShape", "ExitAdapter", "SelfTextConfig"),
-    *("HeadPlan", "HeadTrainingConfig"),
+    *("HeadPlan", "HeadTrainingConfig", "ServerSettings"),
 )
 _FIELD = re.compile(rf"\b({'|'.join(_OWNERS)})\.(\w+)")
 _OTHER_NAMES = {  # by the field's name, or by its owner's too where two have one of that name
@@ -45,6 +45,9 @@ _OTHER_NAMES = {  # by the field's name, or by its owner's too where two have on
     "calibration_text": "--calibration",
     "budget_s": "--seconds",
     "decay_s": "--seconds",
+    "grace_s": "--grace",
+    "allowed_hosts": "--allowed-host",
+    "allowed_origins": "--allowed-origin",
     "sequences": "--batch",
     "num_streams": "--streams",
     "num_stream_layers": "--stream-layers",

@@ -1,11 +1,14 @@
 """What is wrong ends a command with one message and a status, before anything is loaded where that can be."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mirrorsd
 from mirrorsd.cli.application import run
+from mirrorsd.cli.output.failures import as_typed
 from mirrorsd.graphs.errors import (
     BundleError,
     Cancelled,
@@ -17,6 +20,8 @@ from mirrorsd.graphs.errors import (
     MirrorError,
     ParityError,
 )
+
+ROOT = Path(mirrorsd.__file__).parent
 
 
 def same_answer(method: str, text: str) -> list[int]:
@@ -116,6 +121,14 @@ def test_errors_are_one_message_and_a_status(
         (["export", "t", "--draft", "d", "-o", "o", "--exit-layer", "half"], "--exit-layer is 'half'"),
         (["export", "t", "--draft", "d", "-o", "o", "--device-map", "cpuu"], "did you mean 'cpu'"),
         (["export", "t", "--draft", "d", "-o", "o", "--precision", "fp3"], "'fp3' is not one of 'fp32'"),
+        (["serve", "b", "--port", "99999"], "error: --port is 99999; allowed: 0 to 65535"),
+        (["serve", "b", "--grace", "nan"], "error: --grace is nan"),
+        (["serve", "b", "--seats", "0"], "error: --seats is 0"),
+        (["serve", "b", "--queue", "-1"], "error: --queue is -1"),
+        (["serve", "b", "--allowed-host", "*"], "error: --allowed-host is '*'"),
+        (["serve", "b", "--allowed-origin", "*"], "error: --allowed-origin is '*'"),
+        (["front", "http://b", "--port", "99999"], "error: --port is 99999"),
+        (["serve", "b", "--device-map", "nope"], "Unknown device map 'nope'"),
         (["unknown"], "No such command"),
     ],
 )
@@ -123,7 +136,17 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], 
     assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert words in err
+    assert "listening" not in err
     assert out == ""
+
+
+def test_every_owner_of_a_field_that_is_refused_is_known_here() -> None:
+    """Else an error names a class that nobody has typed."""
+    named = re.compile(r"""raise \w+\(\s*f?"([A-Z][A-Za-z]+)\.(?:\{\w+\}|[a-z_]+) """)
+    sources = [path for room in ("export", "server", "texts", "training") for path in (ROOT / room).rglob("*.py")]
+    found = {owner for path in sources for owner in named.findall(path.read_text(encoding="utf-8"))}
+    assert {"ServerSettings", "GenerationConfig"} <= found
+    assert {as_typed(f"{owner}.device is 3") for owner in found} == {"--device is 3"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,20 @@ def test_no_folder_is_named_like_another_archive(
     assert run(["pack", str(bundle), "-o", str(tmp_path / "out" / name)]) == 2
     assert "another kind of archive" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes there")
+@pytest.mark.parametrize("output", ["caf\udce9.zip", "caf\udce9", None, "fine.zip"])
+def test_a_name_that_is_no_text_is_refused(
+    output: str | None, bundle: Path, tmp_path: Path, own_cache: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = shutil.copytree(bundle, tmp_path / "caf\udce9.mirror")
+    before = set(tmp_path.iterdir())
+    packed = bundle if output and output.startswith("caf") else odd
+    assert run(["pack", str(packed), *(["-o", output] if output else [])]) == 2
+    assert "is no name in UTF-8, which archives and cards need: choose another" in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) - {own_cache} == before
 
 
 def test_an_output_in_the_bundle_is_refused(bundle: Path, own_cache: Path, capsys: Printed) -> None:
