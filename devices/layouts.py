@@ -50,7 +50,7 @@ def choose_layout(card: DeviceMap, asked: str | None = None, tuned: str | None =
         raise ConfigError(f"layout is {asked!r}; device map {card.name!r} permits {', '.join(card.layouts)}.")
     name, reason = card.layouts[0], f"the first of {card.name}"
     if asked is not None:
-        name, reason = asked, "as asked for"
+        name, reason = asked, "as named"
     elif tuned in card.layouts:
         name, reason = str(tuned), "the fastest when tuned"
     elif len(card.layouts) > 1:

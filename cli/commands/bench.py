@@ -14,7 +14,7 @@ from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import read_questions
 from mirrorsd.cli.input.requests import check_writable, has_chat_template
-from mirrorsd.cli.output.console import note, print_table, show_share
+from mirrorsd.cli.output.console import note, print_figures, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.graphs.errors import ConfigError
@@ -168,8 +168,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     shown = [cells(row) for row in rows]
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("task", "method", *shown[0]):
-        is_word = title in ("task", "method")
-        table.add_column(title, justify="left" if is_word else "right", no_wrap=is_word, min_width=6)
+        table.add_column(title, justify="left" if title in ("task", "method") else "right")
     last = ""
     for row, of_row in zip(rows, shown, strict=True):
         if last and row["task"] != last:
@@ -177,4 +176,4 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         words = ("" if row["task"] == last else row["task"], row["method"], *of_row.values())
         table.add_row(*(Text(word) for word in words))
         last = row["task"]
-    print_table(table)
+    print_figures(table)

@@ -23,7 +23,7 @@ from mirrorsd.cli.output.comparison import (
     summarise,
     verdict,
 )
-from mirrorsd.cli.output.console import note, print_json, print_table, progress
+from mirrorsd.cli.output.console import note, print_figures, print_json, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
@@ -177,7 +177,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
             style = "bold" if row["tokens_per_second"] == fastest else ""
             table.add_row(*(Text(cell, style) for cell in (*names, *_cells(row))))
         table.add_section()
-    print_table(table)
+    print_figures(table)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.input.requests import check_writable
-from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.output.console import add_row, note, print_figures, print_json, progress
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.names import ESTIMATED, Method
 from mirrorsd.hub.archives import ending_of
@@ -141,7 +141,7 @@ def _report(card: "DeviceMap", pace: "Pace", found: dict[str, list["GenerationSt
     for row in rows:
         cells = [f"{row[figure]:.2f}" for figure in _FIGURES]
         add_row(table, row["method"], f"{row['tokens_per_second']:.1f}", *cells)
-    print_table(table)
+    print_figures(table)
     rounds = ", ".join(f"{size:g} rows {ms:g} ms" for size, ms in pace.draft_ms)
     print(
         f"SIMULATED: the times are those of the card {card.name} (one row takes {pace.target_ms[0][1]:g} ms, a draft's "

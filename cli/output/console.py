@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from unicodedata import category
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -65,8 +66,28 @@ def print_json(document: Mapping[str, object]) -> None:
 
 def print_table(table: Table) -> None:
     """Print a table; a pipe has no width of its own, so it gets `COLUMNS` or a generous one."""
+    _console_for_tables().print(table)
+
+
+def print_figures(table: Table) -> None:
+    """Print a table of numbers, none of them cut: whole columns at its end are left out where it is too wide."""
+    console, left_out = _console_for_tables(), list[str]()
+    for column in table.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        column.no_wrap = not any(" " in cell for cell in cells)
+        column.min_width = max(len(word) for cell in cells for word in cell.split() or [""])
+        column.overflow = "fold"
+    unbounded = console.options.update_width(sys.maxsize)
+    while len(table.columns) > 1 and Measurement.get(console, unbounded, table).minimum > console.width:
+        left_out.insert(0, str(table.columns.pop().header))
+    console.print(table)
+    if left_out:
+        note(f"left out, as they do not fit into {console.width} columns: {', '.join(left_out)}")
+
+
+def _console_for_tables() -> Console:
     is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=_PIPE_COLUMNS if is_wide else None).print(table)
+    return Console(width=_PIPE_COLUMNS if is_wide else None)
 
 
 def add_row(table: Table, *cells: str) -> None:

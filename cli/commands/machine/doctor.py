@@ -94,7 +94,7 @@ def doctor(
     checks = [check_flavours(installed_versions()), check_cores(usable_cores().num_threads), check_cards(usable)]
     checks += [*check_versions(installed_versions(), details), check_energy()]
     misfits = [check_fit(fit) for fit in fits if fit.missing]
-    tried, needs = usable, list[Check]()
+    tried, needs, reasons = usable, list[Check](), dict[str, str]()
     if bundle is not None:
         manifest = read_bundle(bundle)
         reasons = {name: cannot_run(load_device_map(name), manifest) for name in usable}
@@ -113,7 +113,8 @@ def doctor(
         print_checks([*checks, *misfits, *needs] if show_all else [c for c in (*checks, *needs) if c.advice])
         print_tests(tests)
         if not show_all:
-            print("\n".join(fit_lines(fits, picked)))
+            untried = [f"{name} was not tried: {reason}." for name, reason in reasons.items() if reason]
+            print("\n".join([*fit_lines(fits, picked), *untried]))
         print("What other commands keep: `mirrorsd cache list`. `mirrorsd cache clear --tuned` deletes all of it.")
     if isinstance(picked, str):
         raise typer.Exit(EXIT_NO_DEVICE)
@@ -127,7 +128,8 @@ def judge(found: Readiness, checks: list[Check], tests: list[SelfTest]) -> Readi
     if failed:
         return Readiness(False, f"the bundle fails on {', '.join(failed)}; the table says how.")
     num_advised = sum(bool(check.advice) for check in checks)
-    tried = " All methods gave the same text on every card that fits." if tests else ""
+    cards = ", ".join(test.device_map for test in tests)
+    tried = f" Plain and mirror decoding gave the same text on {cards}." if tests else ""
     advice = f" {num_advised} thing{'s' if num_advised > 1 else ''} to look at, below." if num_advised else ""
     return Readiness(found.is_ready, f"{found.words}{tried}{advice}")
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.application import run
-from mirrorsd.cli.commands.machine.doctor import check_cards, check_cores, check_flavours
+from mirrorsd.cli.commands.machine import doctor
+from mirrorsd.cli.commands.machine.doctor import SelfTest, check_cards, check_cores, check_flavours
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.chat_defaults import chat_defaults
 from mirrorsd.graphs.manifest import with_checksum
@@ -304,6 +305,21 @@ def test_doctor_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ONNX Runtime" not in out, "what is fine is shown with --all"
     assert run(["doctor", "--all"]) == 0
     assert "ONNX Runtime" in capsys.readouterr().out
+
+
+def test_doctor_names_what_it_tried_and_what_it_did_not(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speeds = {"load_seconds": 1.0, "plain_tokens_per_second": 9.0, "mirror_tokens_per_second": 9.0}
+    tests = [SelfTest(device_map="openvino-cpu", identical=True, **speeds)]
+    monkeypatch.setattr(doctor, "try_bundle", lambda bundle, names: tests)
+    monkeypatch.setattr(doctor, "check_memory", lambda bundle, name: [])
+    reasons = {"cpu": "it lacks a thing"}
+    monkeypatch.setattr("mirrorsd.devices.inventory.cannot_run", lambda card, _: reasons.get(card.name, ""))
+    assert run(["doctor", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "Plain and mirror decoding gave the same text on openvino-cpu." in out
+    assert "\ncpu was not tried: it lacks a thing.\n" in out
 
 
 def test_doctor_works_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

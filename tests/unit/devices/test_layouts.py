@@ -36,6 +36,8 @@ def test_the_first_layout_until_tuned_then_the_fastest_unless_asked() -> None:
     assert choose_layout(card, None, "apart").name == "apart"
     assert choose_layout(card, "shared", "apart").name == "shared"
     assert "mirrorsd tune" in choose_layout(card).reason
+    named = choose_layout(card, "shared").reason
+    assert named == "layout: shared (as named)", "tune names each of them in turn, and nobody has asked for it"
 
 
 def test_a_card_with_one_layout_has_only_that() -> None:

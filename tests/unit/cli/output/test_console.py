@@ -42,6 +42,22 @@ def test_names_of_a_bundle_steer_no_terminal(capsys: pytest.CaptureFixture[str])
     assert printed.count(r"model\x1b") == 3
 
 
+@pytest.mark.parametrize(("width", "left_out"), [(100, ""), (36, "waiting"), (26, "draft right, waiting")])
+def test_a_table_of_numbers_loses_whole_columns_and_says_so(
+    width: int, left_out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    titles = ("method", "tokens/s", "draft right", "waiting")
+    table = Table(*titles)
+    table.add_row("serial", "1215.3", "33%", "11.5 ms")
+    console.print_figures(table)
+    out, err = capsys.readouterr()
+    assert err == (f"left out, as they do not fit into {width} columns: {left_out}\n" if left_out else "")
+    kept = [title for title in titles if title not in left_out.split(", ")]
+    assert all(word in out for title in kept for word in title.split())
+    assert {"1215.3" in out, "\u2026" in out, "11.5 ms" in out} == {True, False, "waiting" in kept}
+
+
 def test_a_narrow_table_loses_no_letter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     table = Table("file", "size")
