@@ -36,7 +36,7 @@ def answering(*answers: Any, status: int = 200) -> Iterator[tuple[str, list[str]
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Other) as server:
-        thread = threading.Thread(target=lambda: [server.handle_request() for _ in answers])
+        thread = threading.Thread(target=lambda: [server.handle_request() for _ in answers], daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", asked
         thread.join()

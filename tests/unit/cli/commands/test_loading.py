@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.cli.application import run
 from mirrorsd.cli.chat.in_process import InProcess
 from mirrorsd.cli.commands.loading import check_fits, first_turns
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.cli.input.requests import Request
-from mirrorsd.graphs.errors import ContextLengthError
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 
 
 def test_what_is_wrong_with_a_manifest_is_for_loading_to_say(tmp_path: Path) -> None:
@@ -23,6 +25,18 @@ def test_a_chat_advises_what_can_be_typed() -> None:
     answers = InProcess(pipe, Path("my pairs/story.mirror"))
     assert answers.advice == "`mirrorsd tune 'my pairs/story.mirror'` looks for more"
     assert answers.name == "story"
+
+
+def test_a_chat_takes_no_method_without_its_head(bundle: Path) -> None:
+    pipe: Any = SimpleNamespace(manifest=read_bundle(bundle), methods=("plain", "auto"))
+    InProcess(pipe, bundle).check_method("plain")
+    with pytest.raises(ConfigError, match=r"method is 'eagle3'; this bundle has no such head"):
+        InProcess(pipe, bundle).check_method("eagle3")
+
+
+def test_a_system_prompt_that_is_no_text_is_refused(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", str(bundle), "--system", "caf\udce9"]) == 2
+    assert "--system is not text (a byte that is not UTF-8 at character 3)" in capsys.readouterr().err
 
 
 def test_a_question_that_is_too_long_is_left_out_and_said(
