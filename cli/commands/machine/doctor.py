@@ -1,9 +1,11 @@
 """`mirrorsd doctor`: is this machine ready, what is wrong if not, and does a bundle work on each card that fits."""
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 from rich import box
@@ -31,7 +33,7 @@ from mirrorsd.graphs.user_cache import keeping_nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mirrorsd import GenerationResult
+    from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
     from mirrorsd.devices.hardware import DeviceDetail
     from mirrorsd.machine.doctor.energy import EnergyMeter
 
@@ -229,10 +231,8 @@ def self_test(bundle: Path, name: str) -> SelfTest:
     try:
         with MirrorPipeline.load(bundle, device_map=name, speculation={"pad_rows_to": 8, "gamma": 6}) as pipe:
             load_seconds = perf_counter() - started
-            (plain, plain_joules), (mirror, mirror_joules) = (
-                measured(meter, lambda method=method: pipe.generate(_PROMPT, config, method=method))  # type: ignore[misc]
-                for method in ("plain", "mirror")
-            )
+            plain, mirror = (pipe.generate(_PROMPT, config, method=method) for method in ("plain", "mirror"))
+            speeds = speeds_by_turns(pipe, meter, config)
             worker, model = pipe.engine.target_worker, pipe.engine.target_model
             row_difference = worker.run(lambda: largest_row_difference(model.new_session()))
             draft = measure_draft(pipe)
@@ -248,10 +248,10 @@ def self_test(bundle: Path, name: str) -> SelfTest:
     return SelfTest(
         device_map=name,
         load_seconds=round(load_seconds, 3),
-        plain_tokens_per_second=round(plain.stats.tokens_per_second, 1),
-        mirror_tokens_per_second=round(mirror.stats.tokens_per_second, 1),
-        plain_joules_per_token=plain_joules,
-        mirror_joules_per_token=mirror_joules,
+        plain_tokens_per_second=round(speeds["plain"].tokens_per_second, 1),
+        mirror_tokens_per_second=round(speeds["mirror"].tokens_per_second, 1),
+        plain_joules_per_token=speeds["plain"].joules_per_token,
+        mirror_joules_per_token=speeds["mirror"].joules_per_token,
         identical=plain.token_ids == mirror.token_ids,
         row_difference=row_difference,
         draft_length=draft.now,
@@ -259,6 +259,29 @@ def self_test(bundle: Path, name: str) -> SelfTest:
         is_draft_fine=draft.is_fine,
         failure="; ".join([*mirror.stats.warnings, *([] if draft.is_fine and draft.now else [draft.words])]),
     )
+
+
+class Speed(NamedTuple):
+    """How fast a method wrote; None where nobody counts joules."""
+
+    tokens_per_second: float
+    joules_per_token: float | None
+
+
+def speeds_by_turns(pipe: "MirrorPipeline", meter: "EnergyMeter", config: "GenerationConfig") -> dict[str, Speed]:
+    """The better of two texts of each method, which read the prompt anew; one that nobody times stands before them.
+
+    Passes have as many rows as they need: equal ones, which show that texts are the same, make plain decoding slow.
+    """
+    found: dict[Literal["plain", "mirror"], list[Speed]] = {"plain": [], "mirror": []}
+    with closing(pipe.session({"pad_rows_to": 0})) as session:
+        for _ in range(3):
+            for method, speeds in found.items():
+                session.forget()
+                ask = partial(session.generate, _PROMPT, config, method=method)
+                result, joules = measured(meter, ask)
+                speeds.append(Speed(result.stats.tokens_per_second, joules))
+    return {method: max(speeds[1:], key=lambda one: one.tokens_per_second) for method, speeds in found.items()}
 
 
 def measured(

@@ -2,6 +2,7 @@
 
 import argparse
 import doctest
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ def test_fewer_prompts_than_were_asked_for_are_refused_before_anything_is_decode
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = tmp_path / "two.jsonl"
-    line = '{"question_id": "1", "category": "a", "turns": ["Once"]}\n'
-    prompts.write_text(2 * line, encoding="utf-8")
+    lines = [json.dumps({"question_id": number, "category": "a", "turns": ["Once"]}) for number in (1, 2)]
+    prompts.write_text("\n".join(lines), encoding="utf-8")
     trees = [str(tree(tmp_path / name, 0.0)) for name in ("before", "after")]
     monkeypatch.setattr(two_trees, "one_turn", None)
     for count in (3, 4):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.cli.commands.machine.doctor import SelfTest, check_energy, energy_cell, measured
+from mirrorsd.cli.commands.machine.doctor import SelfTest, check_energy, energy_cell, measured, speeds_by_turns
 from mirrorsd.machine.doctor import energy
 from mirrorsd.machine.doctor.energy import EnergyMeter
+from mirrorsd.texts.config import GenerationConfig
 
 
 @pytest.fixture
@@ -106,3 +107,26 @@ def test_a_counter_that_fails_meanwhile_is_unknown(powercap: Path) -> None:
     for path in powercap.glob("*/energy_uj"):
         path.unlink()
     assert meter.joules() is None
+
+
+def test_both_methods_are_timed_alike() -> None:
+    """Whoever comes second would find the prompt read; whoever comes first finds cold devices."""
+    acts: list[str] = []
+
+    class Session:
+        def forget(self) -> None:
+            acts.append("forget")
+
+        def generate(self, prompt: str, config: Any, method: str) -> Any:
+            acts.append(method)
+            return SimpleNamespace(num_tokens=4, stats=SimpleNamespace(tokens_per_second=float(len(acts))))
+
+        def close(self) -> None:
+            acts.append("close")
+
+    asked: list[Any] = []
+    pipe: Any = SimpleNamespace(session=lambda speculation: asked.append(speculation) or Session())
+    found = speeds_by_turns(pipe, EnergyMeter(), GenerationConfig())
+    assert acts == [*("forget", "plain", "forget", "mirror") * 3, "close"]
+    assert asked == [{"pad_rows_to": 0}], "passes as texts have them"
+    assert (found["plain"].tokens_per_second, found["mirror"].tokens_per_second) == (10.0, 12.0)
