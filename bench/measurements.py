@@ -157,7 +157,8 @@ def exactness_rows(report: Report) -> Iterable[Row]:
     for found in report["results"]:
         rows = f"{found['pad_rows_to']} rows" if found["pad_rows_to"] else "as needed"
         same = "all" if found["identical"] else f"{len(found['differences'])} differ"
-        yield (report["bundle"].removesuffix(".mirror"), found["setting"], methods, rows, str(found["texts"]), same)
+        setting = f"{found['setting']}{ends(report)}"
+        yield (report["bundle"].removesuffix(".mirror"), setting, methods, rows, str(found["texts"]), same)
 
 
 def ends(report: Report) -> str:
