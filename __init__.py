@@ -49,13 +49,17 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 
-def __getattr__(name: str) -> object:
+def _loaded(name: str) -> object:
     """Load the public names on first use, so that ``import mirrorsd`` stays fast."""
     if name not in __all__:
         raise AttributeError(f"module 'mirrorsd' has no attribute {name!r}")
     is_error = name == "Cancelled" or name.endswith("Error")
     home = "graphs.errors" if is_error else "machine.tuning.kept" if name == "tune" else "runtime"
     return getattr(import_module(f"mirrorsd.{home}"), name)
+
+
+if not TYPE_CHECKING:  # checkers know the names above, and refuse any other
+    __getattr__ = _loaded
 
 
 def __dir__() -> list[str]:

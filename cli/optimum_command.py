@@ -28,8 +28,15 @@ class MirrorExportCommand(BaseOptimumCLICommand):  # type: ignore[misc] # optimu
 
     @staticmethod
     def parse_args(parser: ArgumentParser) -> None:
-        """Add every argument and option of `mirrorsd export`."""
-        for parameter in export_parameters():
+        """Add every argument and option of `mirrorsd export`; none where its packages are missing.
+
+        Optimum asks whenever `optimum-cli` starts, whatever for: nobody else's command may fail of ours.
+        """
+        try:
+            parameters = export_parameters()
+        except ModuleNotFoundError:  # which `run` tells
+            return
+        for parameter in parameters:
             words: dict[str, Any] = {"help": str(parameter.help or "").replace("%", "%%")}
             if parameter.param_type_name == "argument":
                 parser.add_argument(parameter.name, **words)

@@ -78,9 +78,12 @@ def cache_folder() -> Path:
     if given := os.environ.get(VARIABLE):
         return Path(given).absolute()
     try:
-        return platformdirs.user_cache_path("mirrorsd", appauthor=False)
+        found = platformdirs.user_cache_path("mirrorsd", appauthor=False)
     except RuntimeError as error:
         raise ConfigError(f"There is no folder for what is kept ({error}): set {VARIABLE} to one.") from error
+    if not found.is_absolute():  # of a user without a home, by older versions: a folder called ~ where he is
+        raise ConfigError(f"There is no folder for what is kept (the user has no home): set {VARIABLE} to one.")
+    return found
 
 
 def fetched_folder() -> Path:

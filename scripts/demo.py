@@ -155,6 +155,8 @@ def main() -> int:
     options = parse_arguments(sys.argv[1:])
     started = time.perf_counter()
     try:
+        if not (ROOT / "samples/storyteller/target/model.safetensors").is_file():
+            raise SetupError("the weights of the samples are not here: source distributions leave them out; use a clone")
         large = qwen_coder(options.files, options.device_map) if options.pair == "qwen-coder" else None
         if large is not None:
             print(QWEN_COSTS, flush=True)
@@ -193,7 +195,7 @@ def check_room(download_gb: float) -> None:
     Raises:
         SetupError: there is too little.
     """
-    cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache"))
+    cache = Path(os.environ.get("HF_HOME") or Path("~/.cache").expanduser())
     needed = {ROOT: QWEN_BUNDLE_GB, next(one for one in (cache, *cache.parents) if one.exists()): download_gb}
     for folder, gigabytes in needed.items():
         free = shutil.disk_usage(folder).free / 1e9

@@ -8,11 +8,16 @@ is linked under its import name.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
+import os
+import shutil
+import stat
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,8 @@ from setuptools import build_meta  # type: ignore[import-untyped]
 PATH_FILE = "mirrorsd_types.pth"
 COMMIT_FILE = "commit.txt"
 """What `mirrorsd --version` reads where there is no clone."""
+_FIRST_OF_ZIP = 315_532_800
+"""1980 began so many seconds into the epoch: no member of an archive is older."""
 
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
@@ -34,7 +41,8 @@ prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel that says which commit it is of."""
+    """Build a wheel that says which commit it is of, without what setuptools has kept of earlier trees."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
     name = str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
     if content := commit_here():
         add_file(Path(wheel_directory, name), f"mirrorsd/{COMMIT_FILE}", content)
@@ -48,14 +56,31 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
     if content:
         path = Path(sdist_directory, name)
         whole = path.with_suffix(".whole")
-        with tarfile.open(path) as old, tarfile.open(whole, "w:gz") as new:
+        with (
+            tarfile.open(path) as old,
+            whole.open("wb") as stream,
+            gzip.GzipFile("", "wb", fileobj=stream, mtime=built_at()) as packed,
+            tarfile.open(fileobj=packed, mode="w") as new,
+        ):
             for member in old:
+                member.mtime = built_at()
                 new.addfile(member, old.extractfile(member) if member.isfile() else None)
             added = tarfile.TarInfo(f"{name.removesuffix('.tar.gz')}/{COMMIT_FILE}")
-            added.size = len(content)
+            added.size, added.mtime = len(content), built_at()
             new.addfile(added, io.BytesIO(content))
         whole.replace(path)
     return name
+
+
+def built_at() -> int:
+    """Seconds of the epoch that files are said to be of: SOURCE_DATE_EPOCH, the commit's, or now."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    try:
+        return int(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return int(time.time())
 
 
 def commit_here() -> bytes:
@@ -87,13 +112,16 @@ def build_editable(
 
 
 def add_file(wheel: Path, name: str, content: bytes) -> None:
-    """Add a file to a wheel and to its list of files."""
+    """Add a file to a wheel and to its list of files; all are of one time, and everybody may read them."""
     with zipfile.ZipFile(wheel) as archive:
         parts = {info.filename: archive.read(info) for info in archive.infolist()}
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     (record,) = (part for part in parts if part.endswith(".dist-info/RECORD"))
     parts[name] = content
     parts[record] = f"{name},sha256={digest},{len(content)}\n".encode() + parts[record]
+    date: Any = time.gmtime(max(built_at(), _FIRST_OF_ZIP))[:6]
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for part, stored in parts.items():
-            archive.writestr(part, stored)
+            info = zipfile.ZipInfo(part, date)
+            info.external_attr, info.compress_type = (stat.S_IFREG | 0o644) << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(info, stored)

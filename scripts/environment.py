@@ -109,8 +109,11 @@ def check_python(version: tuple[int, ...]) -> None:
 
 
 def needs_digest(root: Path) -> str:
-    """A digest of what decides the installed packages: `pyproject.toml`, the constraints, and this Python."""
-    digest = hashlib.sha256(repr(sys.version_info[:2]).encode())
+    """A digest of what decides the installed packages: this Python, `pyproject.toml`, the constraints, and the place.
+
+    An environment that was copied along with its clone has the first clone's package in it.
+    """
+    digest = hashlib.sha256(repr((sys.version_info[:2], str(root.resolve()))).encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((root / name).read_bytes())
     return digest.hexdigest()

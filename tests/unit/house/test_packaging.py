@@ -35,7 +35,7 @@ def test_nothing_else_ships_from_the_root() -> None:
 
 
 def test_root_module_is_short() -> None:
-    assert len((ROOT / "__init__.py").read_text(encoding="utf-8").splitlines()) <= 63
+    assert len((ROOT / "__init__.py").read_text(encoding="utf-8").splitlines()) <= 67
 
 
 def test_every_requirement_is_pinned() -> None:
