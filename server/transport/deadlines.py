@@ -20,6 +20,7 @@ class BoundedConnection(H11Protocol):
     """A connection that is cut where its client is too slow, or one too many.
 
     * A head must have come `head_s` after the connection, or after its first byte where one was answered before.
+    * A body that nobody waits for, as the answer is complete, must have come `body_s` later.
     * What is sent must have been taken by the client's system `send_s` later.
     """
 
@@ -28,6 +29,7 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,14 +42,33 @@ class BoundedConnection(H11Protocol):
         self._head_timer = self.loop.call_later(self.limits.head_s, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the rest of a head, or for the next one."""
+        """Wait for the rest of a head, for that of a body, or for the next request."""
         super().data_received(data)
-        is_waiting = self.conn.their_state is h11.IDLE
+        is_waiting, has_more = self.conn.their_state is h11.IDLE, bool(self.conn.trailing_data[0])
         if not is_waiting:
             _stop(self._head_timer)
             self._head_timer = None
-        elif self._head_timer is None and self.conn.trailing_data[0]:
+        elif self._head_timer is None and has_more:
             self._head_timer = self.loop.call_later(self.limits.head_s, self.transport.abort)
+        elif self._head_timer is None and not self.transport.is_closing():  # that was the end of a body
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self._watch_body()
+
+    def on_response_complete(self) -> None:
+        """The answer was complete: what is left of the request's body has its time, whatever comes of it meanwhile."""
+        super().on_response_complete()
+        self._watch_body()
+
+    def _watch_body(self) -> None:
+        is_late = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if not is_late:
+            _stop(self._body_timer)
+            self._body_timer = None
+        elif self._body_timer is None:
+            self._body_timer = self.loop.call_later(self.limits.body_s, self.transport.abort)
 
     def pause_writing(self) -> None:
         """Something is unsent: the client has `send_s` to take it."""
@@ -63,8 +84,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is waited for any more."""
-        _stop(self._head_timer)
-        _stop(self._send_timer)
+        for timer in (self._head_timer, self._body_timer, self._send_timer):
+            _stop(timer)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:

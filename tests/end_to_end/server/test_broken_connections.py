@@ -46,6 +46,38 @@ def test_a_body_that_drips_is_cut_off(serving: Running) -> None:
         assert 0.5 < time.monotonic() - started < SOON_S
 
 
+def begin_without_body(opened: socket.socket, running: Running, length: int) -> None:
+    """Ask for what is answered before the request's body has come."""
+    head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\nContent-Length: {length}\r\n\r\n"
+    opened.sendall(head.encode())
+    found = b""
+    while b'"ok"' not in found:
+        found += opened.recv(4096)
+
+
+def test_a_body_that_drips_behind_its_answer_is_cut_off(serving: Running) -> None:
+    with connection(serving) as opened:
+        begin_without_body(opened, serving, 1_000_000)
+        started = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started < SOON_S:
+                opened.sendall(b"x")
+                time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_connection_is_idle_once_a_body_has_come_behind_its_answer(serving: Running, number: int) -> None:
+    """However often that was so: what follows is answered, and then the connection is closed as any other."""
+    with connection(serving) as opened:
+        for _ in range(number):
+            begin_without_body(opened, serving, 2)
+            opened.sendall(b"{}")
+        begin_without_body(opened, serving, 3)
+        opened.sendall(b"{")
+        opened.sendall(b" }")
+        assert received(opened) == b""
+
+
 def test_an_idle_connection_is_closed_and_so_is_one_between_two_heads(serving: Running) -> None:
     with connection(serving) as opened:
         assert received(opened) == b""
