@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -28,6 +29,14 @@ _SPARE = 1.05
 Needs = dict[str, int]
 
 
+@dataclass(slots=True)
+class _Load:
+    """A load that is under way, or waits for its turn or for room, and how many wait for its bundle."""
+
+    task: asyncio.Task[None]
+    num_wanting: int = 0
+
+
 class Shelf:
     """The bundles that are served.
 
@@ -45,7 +54,7 @@ class Shelf:
         self.folders, self.loaded = dict(folders), dict[str, LoadedBundle]()
         self._settings, self._free = settings, free
         self._users = dict.fromkeys(folders, 0)
-        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._loads: dict[str, _Load] = {}
         self._one_at_a_time = asyncio.Lock()
         self._left = asyncio.Event()
         self._coming: Future[LoadedBundle] | None = None
@@ -93,12 +102,10 @@ class Shelf:
         try:
             async with asyncio.timeout(self._settings.limits.request_s):
                 while not self._is_ready(name):
-                    awaited = self._wants_room or name
-                    try:
-                        await self.load(awaited)
-                    except Exception as error:
-                        if awaited == name or isinstance(error, ApiError):  # another one's failure is not its
-                            raise
+                    if self._wants_room in (None, name):
+                        await self.load(name)
+                    else:  # another one's failure is not its
+                        await self._end_of(self._loads[self._wants_room])
         except TimeoutError:
             raise not_now("loading") from None
         finally:
@@ -119,7 +126,9 @@ class Shelf:
         return found
 
     async def load(self, name: str) -> None:
-        """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it.
+        """Have a bundle loaded, if it is not: without an error it is there, or others have left before it was begun with.
+
+        A client that goes away once it is being loaded does not stop it: the next one has it.
 
         Raises:
             ApiError: the server is stopping; who waits is told so at once.
@@ -128,16 +137,25 @@ class Shelf:
         if self._closing.is_set():
             raise not_now("closing")
         if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._load_in_turn(name))
-            self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
-        load, closing = self._loads[name], asyncio.create_task(self._closing.wait())
+            self._loads[name] = _Load(asyncio.create_task(self._load_in_turn(name)))
+            self._loads[name].task.add_done_callback(lambda _: self._loads.pop(name))
+        load = self._loads[name]
+        load.num_wanting += 1
         try:
-            await asyncio.wait((load, closing), return_when=asyncio.FIRST_COMPLETED)
+            await self._end_of(load)
+        finally:
+            load.num_wanting -= 1
+            self._left.set()
+        load.task.result()
+
+    async def _end_of(self, load: _Load) -> None:
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait((load.task, closing), return_when=asyncio.FIRST_COMPLETED)
         finally:
             closing.cancel()
-        if not load.done():
+        if not load.task.done():
             raise not_now("closing")
-        load.result()
 
     @property
     def is_loading(self) -> bool:
@@ -146,13 +164,17 @@ class Shelf:
 
     async def _load_in_turn(self, name: str) -> None:
         async with self._one_at_a_time:
-            if name not in self.loaded and not self._closing.is_set():
+            if name not in self.loaded and self._is_wanted(name):
                 try:
                     await self._make_room(name)
-                    if not self._closing.is_set():
+                    if self._is_wanted(name):
                         self.loaded[name] = await self._opened(name)
                 finally:
                     self._wants_room = None
+
+    def _is_wanted(self, name: str) -> bool:
+        """Whether somebody waits for a bundle that is not being loaded yet, and the server goes on."""
+        return self._loads[name].num_wanting > 0 and not self._closing.is_set()
 
     async def _opened(self, name: str) -> LoadedBundle:
         """Load on a thread of its own: nothing ends a load before its time, and no server that ends waits for it."""
@@ -177,9 +199,9 @@ class Shelf:
             self._coming = None
 
     async def _make_room(self, name: str) -> None:
-        """Unload bundles until this one fits or none is left; those in use are waited for."""
+        """Unload bundles until this one fits, none is left or nobody wants it; those in use are waited for."""
         needs = await asyncio.to_thread(self.needs, name)
-        while not self._fits(name, needs) and self.loaded:
+        while self._is_wanted(name) and not self._fits(name, needs) and self.loaded:
             self._left.clear()
             idle = next((other for other in self.loaded if not self._users[other]), None)
             if idle is None:
@@ -231,7 +253,7 @@ class Shelf:
     async def close(self) -> None:
         """Unload everything; what is still being loaded has `grace_s`, and is closed behind that when it is there."""
         self.refuse()
-        if loads := list(self._loads.values()):
+        if loads := [load.task for load in self._loads.values()]:
             _, unfinished = await asyncio.wait(loads, timeout=self._settings.grace_s)
             if self._coming is not None and not self._coming.cancel():
                 await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)  # it has just come

@@ -125,7 +125,6 @@ def test_an_answer_that_is_ended_before_it_begins_is_an_error(
 ) -> None:
     monkeypatch.setattr(job, "ping", says_nothing)
     bundle = running.service.shelf.loaded.pop("tiny")
-    running.service.shelf._wants_room = "other"  # nobody is let to a bundle
     loads, running.service.shelf.load = running.service.shelf.load, never
     try:
         with connection(running) as opened:
@@ -133,7 +132,7 @@ def test_an_answer_that_is_ended_before_it_begins_is_an_error(
             wait_until(lambda: delete(running, "a-seventh-answer-of-mine"))
             answer = received(opened)
     finally:
-        running.service.shelf._wants_room, running.service.shelf.load = None, loads
+        running.service.shelf.load = loads
         running.service.shelf.loaded["tiny"] = bundle
     assert status_of(answer) == 503 and b'"cancelled"' in answer
 

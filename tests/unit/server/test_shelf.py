@@ -1,6 +1,7 @@
 """Who waits for a bundle while another one wants its room."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,49 +9,104 @@ from typing import Any
 import pytest
 
 from mirrorsd.server.bundles.shelf import Shelf
-from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits, ServerSettings
 
 
 @pytest.fixture
-def shelf() -> Any:
-    """One bundle is loaded and in use; the other one waits for its room, and cannot be loaded in the end."""
-    found: Any = Shelf({"one": Path("one"), "two": Path("two")}, ServerSettings(seats=1, queue=1))
-    found.loaded["one"], found._wants_room = SimpleNamespace(), "two"
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One bundle is loaded, and there is room for one; the other one cannot be loaded in the end."""
 
-    async def fail(name: str) -> None:
-        await asyncio.sleep(0.01)
-        found._wants_room = None
+    def fail(_: Shelf, name: str) -> None:
         raise RuntimeError(f"{name} has no memory")
 
-    found.load = fail
+    monkeypatch.setattr(Shelf, "needs", lambda self, name: {})
+    monkeypatch.setattr(Shelf, "_fits", lambda self, name, needs: not self.loaded)
+    monkeypatch.setattr(Shelf, "_open", fail)
+    found: Any = Shelf({"one": Path("one"), "two": Path("two")}, ServerSettings(seats=1, queue=2))
+    found.loaded["one"] = SimpleNamespace(close=lambda: None)
     return found
 
 
-def test_another_bundles_failure_is_not_its_own(shelf: Any) -> None:
-    async def use(name: str) -> object:
-        async with shelf.use(name) as bundle:
-            return bundle
+async def use(shelf: Any, name: str) -> object:
+    async with shelf.use(name) as bundle:
+        return bundle
 
-    assert asyncio.run(use("one")) is shelf.loaded["one"]
-    shelf._wants_room = "two"
-    with pytest.raises(RuntimeError, match="two has no memory"):
-        asyncio.run(use("two"))
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Let others go on until it is so."""
+    for _ in range(100_000):
+        if is_so():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it does not come")
+
+
+def beside_a_user(shelf: Any, ask: Callable[["asyncio.Task[object]"], Awaitable[None]]) -> None:
+    """Ask while somebody uses the one, and another one waits for its room."""
+
+    async def run() -> None:
+        async with shelf.use("one"):
+            two = asyncio.create_task(use(shelf, "two"))
+            await until(lambda: shelf._wants_room)
+            await ask(two)
+
+    asyncio.run(run())
+
+
+def test_another_bundles_failure_is_not_its_own(shelf: Any) -> None:
+    async def ask(two: "asyncio.Task[object]") -> None:
+        other = asyncio.create_task(use(shelf, "one"))
+        await until(lambda: shelf._num_waiting == 2)
+        shelf.loaded, loaded = {}, shelf.loaded  # there is room, all at once
+        shelf._left.set()
+        with pytest.raises(RuntimeError, match="two has no memory"):
+            await two
+        shelf.loaded = loaded
+        assert await other is loaded["one"]
+
+    beside_a_user(shelf, ask)
+
+
+def test_who_has_left_before_a_load_began_holds_up_nobody(shelf: Any) -> None:
+    """Two wait for a bundle's room, and a third for one that is loaded: it is used as soon as both have gone."""
+
+    async def ask(two: "asyncio.Task[object]") -> None:
+        again = asyncio.create_task(use(shelf, "two"))
+        other = asyncio.create_task(use(shelf, "one"))
+        await until(lambda: shelf._num_waiting == 3)
+        two.cancel()
+        await until(two.done)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert shelf._wants_room == "two" and not other.done(), "one of them is still there"
+        again.cancel()
+        assert await asyncio.wait_for(other, 60) is shelf.loaded["one"]
+        assert not shelf.is_loading
+
+    beside_a_user(shelf, ask)
+
+
+def test_who_comes_as_the_last_one_leaves_is_not_forgotten(shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = SimpleNamespace()
+    monkeypatch.setattr(Shelf, "_open", lambda self, name: bundle)
+
+    async def run() -> None:
+        async with shelf.use("one"):
+            two = asyncio.create_task(use(shelf, "two"))
+            await until(lambda: shelf._wants_room)
+            two.cancel()
+            await until(two.done)
+            again = asyncio.create_task(use(shelf, "two"))
+        assert await asyncio.wait_for(again, 60) is bundle
+
+    asyncio.run(run())
 
 
 def test_more_than_may_wait_are_refused_and_nobody_waits_for_ever(shelf: Any) -> None:
-    async def never(_: str) -> None:
-        await asyncio.sleep(60)
+    async def ask(two: "asyncio.Task[object]") -> None:
+        shelf._settings = ServerSettings(seats=1, queue=1, limits=Limits(request_s=0.05))
+        found = await asyncio.gather(*(use(shelf, "one") for _ in range(4)), return_exceptions=True)
+        assert [getattr(error, "status", error) for error in found] == [503, 429, 429, 429]
+        two.cancel()
 
-    async def use() -> None:
-        async with shelf.use("one"):
-            pytest.fail("it is still wanted by another")
-
-    async def ask() -> list[Any]:
-        return await asyncio.gather(*(use() for _ in range(4)), return_exceptions=True)
-
-    shelf.load = never
-    shelf._settings = ServerSettings(seats=1, queue=1, limits=Limits(request_s=0.05))
-    found = asyncio.run(ask())
-    assert all(isinstance(error, ApiError) for error in found)
-    assert sorted(error.status for error in found) == [429, 429, 503, 503]
+    beside_a_user(shelf, ask)
