@@ -239,7 +239,11 @@ class Shelf:
             layout=settings.layout,
             speculation=settings.speculation,
         )
-        return LoadedBundle(name, self.folders[name], pipe, settings)
+        try:
+            return LoadedBundle(name, self.folders[name], pipe, settings)
+        except BaseException:
+            pipe.close()
+            raise
 
     def cancel_all(self) -> None:
         """End every answer within one step."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.runtime import MirrorPipeline
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.settings import Limits, ServerSettings
 
@@ -110,3 +111,20 @@ def test_more_than_may_wait_are_refused_and_nobody_waits_for_ever(shelf: Any) ->
         two.cancel()
 
     beside_a_user(shelf, ask)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no seats"), KeyboardInterrupt()])
+def test_what_fails_behind_its_pipeline_leaves_none_open(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    def fail(*_: object) -> None:
+        raise error
+
+    pipe = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(MirrorPipeline, "load", lambda *_, **__: pipe)
+    monkeypatch.setattr("mirrorsd.server.bundles.shelf.LoadedBundle", fail)
+    with pytest.raises(type(error)):
+        Shelf({"one": Path("one")}, ServerSettings())._open("one")
+    assert closed == [True]
