@@ -22,7 +22,7 @@ from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions
 from mirrorsd.server.answers.responses import responses
-from mirrorsd.server.errors import ApiError, api_error, not_now
+from mirrorsd.server.errors import ApiError, api_error, internal_error, not_now
 from mirrorsd.server.openapi import openapi_document
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
@@ -236,5 +236,5 @@ _wrong_method = _Refusing(405, "This path takes another method; /openapi.json li
 
 
 async def _failed(_: Any, __: Exception) -> Any:
-    error = ApiError(500, "The server failed; its log says how.", code="internal_error")
+    error = internal_error()
     return JSONResponse(error.body, error.status, headers={"connection": "close"})

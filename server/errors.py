@@ -56,6 +56,11 @@ def not_now(status: str) -> ApiError:
     return ApiError(503, f"The server is {status}.", code=status, headers={"Retry-After": "5", "Connection": "close"})
 
 
+def internal_error() -> ApiError:
+    """What a client is told of a fault of ours."""
+    return ApiError(500, "The server failed; its log says how.", code="internal_error")
+
+
 def _shortened(message: str) -> str:
     """A message without its middle, where it is long.
 

@@ -126,9 +126,9 @@ class Shelf:
         return found
 
     async def load(self, name: str) -> None:
-        """Have a bundle loaded, if it is not: without an error it is there, or others have left before it was begun with.
+        """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it.
 
-        A client that goes away once it is being loaded does not stop it: the next one has it.
+        Where all go away before that begins, it is given up; who comes just then looks for it once more.
 
         Raises:
             ApiError: the server is stopping; who waits is told so at once.

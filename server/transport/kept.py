@@ -4,25 +4,40 @@ Owns: what an answer has sent so far, its readers, and when it is forgotten. Doe
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from starlette.types import Message
 
-from mirrorsd.server.errors import ApiError
+from mirrorsd.server.errors import ApiError, internal_error
 from mirrorsd.server.transport.exchange import PING, Exchange
 
+_log = logging.getLogger("mirrorsd.server")
 UNHEARD_S = 60.0
 """So long does an answer go on, or stay, without a reader."""
-_MOST_FINISHED = 16
-"""Those that ended longest ago make room: an answer with all that it says of devices may take a megabyte."""
+MOST_BYTES = 16 << 20
+"""Of what has ended and is read by nobody; what ended longest ago makes room. With all that it says of devices, a text
+may take megabytes."""
+Work = Callable[[Exchange], Awaitable[None]]
 
 
 class KeptAnswer:
-    """One answer: what was sent, as ASGI messages. Any number of readers follow it from its start."""
+    """One answer: what was sent, as ASGI messages. Any number of readers follow it from its start.
+
+    Attributes:
+        is_done: whether nothing more comes.
+        is_unwanted: whether somebody who knows its id has ended it.
+        num_readers: of those who follow it now.
+        num_bytes: of what was sent.
+        task: writes it.
+        timer: forgets it, where nobody reads it.
+    """
 
     def __init__(self, ping_s: float) -> None:
-        self.is_done = False
-        self.num_readers = 0
+        self.is_done = self.is_unwanted = False
+        self.num_readers = self.num_bytes = 0
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._ping_s = ping_s
         self._sent: list[Message] = []
         self._news = asyncio.Event()
@@ -31,12 +46,33 @@ class KeptAnswer:
         """Keep what the answer sends; signs of life are for those who read now."""
         if message.get("body") != PING:
             self._sent.append(message)
+            self.num_bytes += len(message.get("body", b""))
             self._tell()
+
+    async def write(self, inner: Exchange, work: Work) -> None:
+        """Have `work` answer; whatever becomes of it, its readers are told the end."""
+        error: ApiError | None = None
+        try:
+            await work(inner)
+        except asyncio.CancelledError:
+            error = _cancelled(self)
+            raise
+        except Exception as failure:
+            error = internal_error()
+            _log.error("a kept answer failed", exc_info=failure, extra={"facts": {"request": inner.id}})
+        finally:
+            if error is not None and not self._is_whole:
+                await inner.fail(error)
+            self.end()
 
     def end(self) -> None:
         """Nothing more comes."""
         self.is_done = True
         self._tell()
+
+    @property
+    def _is_whole(self) -> bool:
+        return bool(self._sent) and not self._sent[-1].get("more_body", self._sent[-1]["type"] == "http.response.start")
 
     async def follow(self, exchange: Exchange) -> None:
         """Send everything so far and then what comes, until the answer ends."""
@@ -54,21 +90,26 @@ class KeptAnswer:
                 if exchange.status is not None:
                     await exchange.frame(PING)
 
+    def stop(self) -> None:
+        """End it within one step, if it still goes on."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
 
 class KeptAnswers:
-    """All of a server, by id."""
+    """All of a server, by id; those that ended longest ago stand before others that have ended."""
 
     def __init__(self, ping_s: float) -> None:
         self._ping_s = ping_s
         self._answers: dict[str, KeptAnswer] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def begin(self, key: str, exchange: Exchange, work: Callable[[Exchange], Awaitable[None]]) -> KeptAnswer:
+    def begin(self, key: str, exchange: Exchange, work: Work) -> KeptAnswer:
         """Have `work` answer into a new kept answer, whoever stays to read it.
 
         Raises:
@@ -80,7 +121,8 @@ class KeptAnswers:
             )
         kept = self._answers[key] = KeptAnswer(self._ping_s)
         inner = exchange.recorded(kept.take)
-        self._tasks[key] = asyncio.ensure_future(self._run(key, kept, inner, work))
+        kept.task = asyncio.ensure_future(kept.write(inner, work))
+        kept.task.add_done_callback(lambda _: self._end(key, kept, inner.status))
         return kept
 
     async def read(self, key: str, exchange: Exchange) -> bool:
@@ -98,55 +140,64 @@ class KeptAnswers:
         """Follow an answer, kept or over by now; one that is kept is forgotten after a while without readers.
 
         Raises:
-            ApiError: it was ended before it said anything.
+            ApiError: it was ended before it began.
         """
         kept.num_readers += 1
-        if timer := self._timers.pop(key, None):
-            timer.cancel()
+        if kept.timer is not None:
+            kept.timer.cancel()
         try:
             await kept.follow(exchange)
         finally:
             kept.num_readers -= 1
             if not kept.num_readers and self._answers.get(key) is kept:
-                later = asyncio.get_running_loop().call_later
-                self._timers[key] = later(UNHEARD_S, self._forget, key)
+                kept.timer = asyncio.get_running_loop().call_later(UNHEARD_S, self._forget, key)
+                self._make_room()
         if exchange.status is None:
-            message = "The answer was ended before anything of it was said."
-            raise ApiError(503, message, code="cancelled", headers={"x-should-retry": "false"})
+            raise _cancelled(kept)
 
     def cancel(self, key: str) -> bool:
         """End the answer of an id within one step; False where there is none."""
-        is_there = key in self._answers
-        self._forget(key)
-        return is_there
+        kept = self._answers.get(key)
+        if kept is not None:
+            kept.is_unwanted = True
+            self._forget(key)
+        return kept is not None
 
     async def close(self) -> None:
         """End all."""
-        tasks = list(self._tasks.values())
+        tasks = [kept.task for kept in self._answers.values() if kept.task is not None]
         for key in list(self._answers):
             self._forget(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(
-        self, key: str, kept: KeptAnswer, inner: Exchange, work: Callable[[Exchange], Awaitable[None]]
-    ) -> None:
-        try:
-            await work(inner)
-        finally:
-            kept.end()
-            self._tasks.pop(key, None)
-            if inner.status is None or inner.status >= 400:  # a refusal is told, and not kept
-                self._answers.pop(key, None)
-            finished = [name for name, one in self._answers.items() if one.is_done and not one.num_readers]
-            for name in finished[:-_MOST_FINISHED]:
-                self._forget(name)
+    def _end(self, key: str, kept: KeptAnswer, status: int | None) -> None:
+        kept.end()  # one that is ended before it has begun does not do so itself
+        if self._answers.get(key) is not kept:  # forgotten; another one may have the id by now
+            return
+        if status is None or status >= 400:  # a refusal is told, and not kept
+            self._forget(key)
+        else:
+            self._answers[key] = self._answers.pop(key)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget what ended longest ago."""
+        unread = {key: kept for key, kept in self._answers.items() if kept.is_done and not kept.num_readers}
+        num_bytes = sum(kept.num_bytes for kept in unread.values())
+        for key, kept in unread.items():
+            if num_bytes > MOST_BYTES:
+                num_bytes -= kept.num_bytes
+                self._forget(key)
 
     def _forget(self, key: str) -> None:
-        self._answers.pop(key, None)
-        if timer := self._timers.pop(key, None):
-            timer.cancel()
-        if task := self._tasks.pop(key, None):
-            task.cancel()
+        self._answers.pop(key).stop()
+
+
+def _cancelled(kept: KeptAnswer) -> ApiError:
+    """What readers of an answer that is ended are told: no front has another server go on where that was asked for."""
+    if kept.is_unwanted:
+        return ApiError(410, "The answer was ended by its id.", code="cancelled")
+    return ApiError(503, "The answer was ended.", code="cancelled", headers={"x-should-retry": "false"})
 
 
 def kept_answers(exchange: Exchange) -> KeptAnswers:

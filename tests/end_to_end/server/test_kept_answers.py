@@ -4,14 +4,16 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import wait_until
 
-from mirrorsd.server import Running
+from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.answers import job
+from mirrorsd.server.front import build_front
 from mirrorsd.server.transport import kept as kept_answers
 from mirrorsd.tests.end_to_end.server.serving_here import (
     LIMITS,
@@ -80,6 +82,28 @@ def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running, he
 
 
 @pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("is_front", [False, True])
+def test_who_reads_it_is_told_that_it_was_ended(running: Running, *, is_front: bool) -> None:
+    """A front has no other server, nor the same one, go on with it."""
+    settings, key = ServerSettings(port=0), "an-eighth-answer-of-mine"
+    with ExitStack() as stack:
+        asked = running
+        if is_front:
+            asked = stack.enter_context(Running(build_front([running.url], settings), settings))
+        opened = stack.enter_context(connection(asked))
+        opened.sendall(post(asked, CHAT, body_of(key)))
+        found = b""
+        while found.count(b"data: ") < 3:
+            found += opened.recv(256)
+        assert delete(running, key)
+        found += received(opened)
+    assert b'"cancelled"' in found.split(b"data: ")[-1] and b"[DONE]" not in found
+    assert found.endswith(b"0\r\n\r\n"), "its end is not that of a broken connection"
+    wait_until_free(running)
+    assert status_of(get(running, f"/v1/answers/{key}")) == 204
+
+
+@pytest.mark.usefixtures("held")
 def test_it_ends_by_its_id(running: Running) -> None:
     leave(running, "a-second-answer-of-mine")
     assert delete(running, "a-second-answer-of-mine")
@@ -134,7 +158,7 @@ def test_an_answer_that_is_ended_before_it_begins_is_an_error(
     finally:
         running.service.shelf.load = loads
         running.service.shelf.loaded["tiny"] = bundle
-    assert status_of(answer) == 503 and b'"cancelled"' in answer
+    assert status_of(answer) == 410 and b'"cancelled"' in answer
 
 
 async def never(_: str) -> None:

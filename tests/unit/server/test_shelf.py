@@ -114,9 +114,7 @@ def test_more_than_may_wait_are_refused_and_nobody_waits_for_ever(shelf: Any) ->
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no seats"), KeyboardInterrupt()])
-def test_what_fails_behind_its_pipeline_leaves_none_open(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_behind_its_pipeline_leaves_none_open(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
     def fail(*_: object) -> None:
