@@ -62,9 +62,10 @@ class Exchange:
         return found
 
     async def relay(self, message: Message) -> None:
-        """Send what another exchange has sent."""
+        """Send what another exchange has sent; a copy, since whoever it passes adds headers for one reader."""
         if message["type"] == "http.response.start":
             self.status, self.is_stream = message["status"], True
+            message = {**message, "headers": list(message["headers"])}
         await self._send(message)
 
     async def read(self, model: type[Model], context: int) -> Model:

@@ -144,3 +144,20 @@ def test_what_ended_longest_ago_makes_room_for_so_many_bytes(monkeypatch: pytest
         await answers.close()
 
     asyncio.run(run())
+
+
+def test_headers_that_are_added_for_one_reader_are_not_the_next_ones() -> None:
+    """As pages of allowed origins get them, by middleware that changes the message on its way."""
+
+    async def run() -> None:
+        answers, first, second = KeptAnswers(60), Reader(), Reader()
+        kept = answers.begin("key", first.exchange, of_bytes(1))
+        await answers.follow("key", kept, first.exchange)
+        first.sent[0]["headers"].append((b"access-control-allow-origin", b"https://a.example"))
+        first.sent[0]["more"] = True
+        assert await answers.read("key", second.exchange)
+        assert "more" not in second.sent[0]
+        assert b"access-control-allow-origin" not in dict(second.sent[0]["headers"])
+        await answers.close()
+
+    asyncio.run(run())
