@@ -185,24 +185,26 @@ class LoadedBundle:
         """Answer a task: within it, the events as they come, and None where there is silence.
 
         Raises:
-            ApiError: too many are waiting already.
+            ApiError: too many are waiting already; within it, no seat came free in time.
         """
         self._admit()
         self._tokens.add(task.cancel)
         started = time.perf_counter()
         running = Threaded[Event](self._answering, lambda: self._answer(task, started), task.cancel.cancel)
         try:
-            yield self._counted(running)
+            yield self._counted(running, task, started)
             self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (time.perf_counter() - started)
         finally:
             running.leave()
             self._tokens.discard(task.cancel)
             self._running.discard(running)
 
-    async def _counted(self, running: Threaded[Event]) -> AsyncIterator[Event | None]:
+    async def _counted(self, running: Threaded[Event], task: Task, asked: float) -> AsyncIterator[Event | None]:
         async for event in running.items(self._settings.limits.ping_s):
             if isinstance(event, Started):
                 self._running.add(running)
+            elif event is None and running not in self._running:
+                _waited(task.configs[0], time.perf_counter() - asked)
             yield event
 
     @property
@@ -242,8 +244,13 @@ class LoadedBundle:
 
     def _answer(self, task: Task, asked: float) -> Iterator[Event]:
         """On a thread of its own: there are as many threads as seats. One is free, or soon will be: see `_beside`."""
-        known, waited_s = () if task.is_fresh else task.token_ids, time.perf_counter() - asked
-        with self._seats.take(known, max(0.0, self._settings.limits.request_s - waited_s), task.cancel) as session:
+        left_s = max(0.0, self._settings.limits.request_s - (time.perf_counter() - asked))
+        with ExitStack() as place:
+            try:
+                known = () if task.is_fresh else task.token_ids
+                session = place.enter_context(self._seats.take(known, left_s, task.cancel))
+            except TimeoutError:
+                raise _no_seat() from None
             if task.is_fresh:
                 session.forget()
             own, *more = [_waited(config, time.perf_counter() - asked) for config in task.configs]
@@ -269,10 +276,21 @@ class LoadedBundle:
 
 
 def _waited(config: GenerationConfig, seconds: float) -> GenerationConfig:
-    """The same request, which has waited so long of its time."""
+    """The same request, which has waited so long of its time.
+
+    Raises:
+        ApiError: nothing of it is left.
+    """
     if config.deadline_s is None:
         return config
-    return config.with_overrides({"deadline_s": max(config.deadline_s - seconds, 0.001)})
+    if seconds >= config.deadline_s:
+        raise _no_seat()
+    return config.with_overrides({"deadline_s": config.deadline_s - seconds})
+
+
+def _no_seat() -> ApiError:
+    message = "No seat came free in the time that an answer may take. Try again later."
+    return ApiError(503, message, code="no_seat", headers={"Retry-After": "5"})
 
 
 @contextmanager

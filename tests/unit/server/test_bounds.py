@@ -1,17 +1,23 @@
 """What is read of a request is bounded, and what is wrong with it is told in a few words."""
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from mirrorsd.runtime import CancelToken
 from mirrorsd.server.answers.settings_of import check_schema
 from mirrorsd.server.answers.tools import Wish, check_wish
 from mirrorsd.server.app import ENDPOINTS
-from mirrorsd.server.bundles.loaded import _waited
+from mirrorsd.server.bundles.loaded import LoadedBundle, Task, _waited
 from mirrorsd.server.errors import ApiError
-from mirrorsd.server.settings import Limits
+from mirrorsd.server.settings import Limits, ServerSettings
 from mirrorsd.server.wire.chat import ChatRequest, Tool
 from mirrorsd.server.wire.completions import CompletionRequest
 from mirrorsd.server.wire.responses import ResponseRequest
@@ -100,11 +106,49 @@ def test_names_and_constants_in_a_schema_are_no_keywords(schema: Any) -> None:
     check_schema(schema, Limits(), "schema")
 
 
-@pytest.mark.parametrize(("waited", "left"), [(0.0, 5.0), (2.0, 3.0), (7.0, 0.001)])
+@pytest.mark.parametrize(("waited", "left"), [(0.0, 5.0), (2.0, 3.0)])
 def test_what_has_waited_has_so_much_less_time(waited: float, left: float) -> None:
     """For a seat, and for a beginning that another conversation reads."""
     assert _waited(GenerationConfig(deadline_s=5), waited).deadline_s == left
     assert _waited(GenerationConfig(), waited).deadline_s is None
+
+
+class Seats:
+    """Of a bundle: one comes free, or none in time."""
+
+    def __init__(self, *, has_one: bool) -> None:
+        self._has_one = has_one
+
+    @contextmanager
+    def take(self, *_: object) -> Iterator[object]:
+        if not self._has_one:
+            raise TimeoutError("All seats are taken.")
+        yield SimpleNamespace(stream=lambda **_: pytest.fail("a text was begun"))
+
+
+class Silent:
+    """What waits for a thread, and nothing comes."""
+
+    async def items(self, _: float) -> AsyncIterator[None]:
+        yield None
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_who_has_waited_all_of_his_time_is_told_so(has_one: bool) -> None:
+    """And gets no text of one step: by the thread that would write it, or before, while there is none for him."""
+    task = Task(token_ids=[1], configs=[GenerationConfig(deadline_s=5)], cancel=CancelToken())
+    bundle: Any = SimpleNamespace(_settings=ServerSettings(limits=Limits(request_s=5)), _seats=Seats(has_one=has_one))
+    with pytest.raises(ApiError) as told:
+        next(LoadedBundle._answer(bundle, task, time.perf_counter() - 6))
+    assert told.value.status == 503 and told.value.headers["Retry-After"]
+
+    async def wait() -> None:
+        waiting: Any = Silent()
+        bundle._running = set()
+        await anext(LoadedBundle._counted(bundle, waiting, task, time.perf_counter() - 6))
+
+    with pytest.raises(ApiError, match="No seat came free"):
+        asyncio.run(wait())
 
 
 def test_as_many_tools_as_openai_takes_are_taken() -> None:
