@@ -29,21 +29,27 @@ class Service:
         self.metrics = Metrics(self._num_running, self._num_waiting)
         self.failure: BaseException | None = None
         self.is_closing = False
+        self._is_ready = False
 
     @property
     def status(self) -> str:
-        """`ok`, or why no requests are taken: `loading`, `failed`, `closing`."""
+        """`ok`, or why no requests are taken: `loading` the first bundle, `failed`, `closing`.
+
+        Once it was loaded, a server without any loads one for the next request: who keeps requests from it waits in
+        vain.
+        """
         if self.is_closing:
             return "closing"
         if self.failure is not None:
             return "failed"
-        return "ok" if self.shelf.loaded else "loading"
+        return "ok" if self._is_ready else "loading"
 
     async def start(self) -> None:
         """Load the first bundle; the server listens meanwhile."""
         first = next(iter(self.shelf.folders))
         try:
             await self.shelf.load(first)
+            self._is_ready = True
         except BaseException as error:
             self.failure = error
             raise

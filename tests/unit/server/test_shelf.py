@@ -10,6 +10,7 @@ import pytest
 
 from mirrorsd.runtime import MirrorPipeline
 from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.server.service import Service
 from mirrorsd.server.settings import Limits, ServerSettings
 
 
@@ -126,3 +127,22 @@ def test_what_fails_behind_its_pipeline_leaves_none_open(error: BaseException, m
     with pytest.raises(type(error)):
         Shelf({"one": Path("one")}, ServerSettings())._open("one")
     assert closed == [True]
+
+
+def test_a_server_takes_requests_though_nothing_is_loaded_any_more(shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer sends none to one that says that it is loading: it would do so for ever."""
+    service = Service(shelf.folders, shelf._settings)
+    bundle = SimpleNamespace(close=lambda: None)
+    opened = shelf._open
+    monkeypatch.setattr(service.shelf, "_open", lambda name: bundle if name == "one" else opened(name))
+    assert service.status == "loading"
+
+    async def run() -> None:
+        await service.start()
+        assert service.status == "ok"
+        with pytest.raises(RuntimeError, match="two has no memory"):
+            await use(service.shelf, "two")
+        assert not service.shelf.loaded and service.status == "ok"
+        assert await use(service.shelf, "one") is bundle
+
+    asyncio.run(run())
