@@ -61,7 +61,11 @@ class Metrics:
         self._whole = Histogram("mirrorsd:answer_seconds", "Of whole answers.", buckets=_SECONDS, registry=registry)
         running = Gauge("mirrorsd:requests_running", "Requests being answered.", registry=registry)
         running.set_function(num_running)
-        waiting = Gauge("mirrorsd:requests_waiting", "Requests in the queue.", registry=registry)
+        waiting = Gauge(
+            "mirrorsd:requests_waiting",
+            "Requests in the queue, or waiting for a bundle to be loaded.",
+            registry=registry,
+        )
         waiting.set_function(num_waiting)
 
     def observe_request(self, path: str, status: int) -> None:

@@ -74,4 +74,4 @@ class Service:
         return float(sum(bundle.num_running for bundle in self.shelf.loaded.values()))
 
     def _num_waiting(self) -> float:
-        return float(sum(bundle.num_waiting for bundle in self.shelf.loaded.values()))
+        return float(self.shelf.num_waiting + sum(bundle.num_waiting for bundle in self.shelf.loaded.values()))

@@ -43,6 +43,7 @@ class Shelf:
     Attributes:
         folders: by name, in the order they were given; the first one answers requests that name none.
         loaded: those that are ready, longest unused first.
+        num_waiting: requests that wait for one to be loaded.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Shelf:
         self._coming: Future[LoadedBundle] | None = None
         self._closing = asyncio.Event()
         self._wants_room: str | None = None
-        self._num_waiting = 0
+        self.num_waiting = 0
 
     @cached_property
     def longest_context(self) -> int:
@@ -95,10 +96,10 @@ class Shelf:
 
     async def _wait_for(self, name: str) -> None:
         """Wait as others do that have no seat yet: so many, and so long."""
-        if self._num_waiting >= self._settings.seats + self._settings.queue:
-            message = f"{self._num_waiting} requests wait for a model to be loaded. Try again later."
+        if self.num_waiting >= self._settings.seats + self._settings.queue:
+            message = f"{self.num_waiting} requests wait for a model to be loaded. Try again later."
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             async with asyncio.timeout(self._settings.limits.request_s):
                 while not self._is_ready(name):
@@ -109,7 +110,7 @@ class Shelf:
         except TimeoutError:
             raise not_now("loading") from None
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
 
     def known(self, name: str | None) -> str:
         """The name of a bundle that is there; the first one's for none.

@@ -58,7 +58,7 @@ def beside_a_user(shelf: Any, ask: Callable[["asyncio.Task[object]"], Awaitable[
 def test_another_bundles_failure_is_not_its_own(shelf: Any) -> None:
     async def ask(two: "asyncio.Task[object]") -> None:
         other = asyncio.create_task(use(shelf, "one"))
-        await until(lambda: shelf._num_waiting == 2)
+        await until(lambda: shelf.num_waiting == 2)
         shelf.loaded, loaded = {}, shelf.loaded  # there is room, all at once
         shelf._left.set()
         with pytest.raises(RuntimeError, match="two has no memory"):
@@ -75,7 +75,7 @@ def test_who_has_left_before_a_load_began_holds_up_nobody(shelf: Any) -> None:
     async def ask(two: "asyncio.Task[object]") -> None:
         again = asyncio.create_task(use(shelf, "two"))
         other = asyncio.create_task(use(shelf, "one"))
-        await until(lambda: shelf._num_waiting == 3)
+        await until(lambda: shelf.num_waiting == 3)
         two.cancel()
         await until(two.done)
         for _ in range(100):
@@ -146,3 +146,21 @@ def test_a_server_takes_requests_though_nothing_is_loaded_any_more(shelf: Any, m
         assert await use(service.shelf, "one") is bundle
 
     asyncio.run(run())
+
+
+def test_who_waits_for_a_load_is_counted(shelf: Any) -> None:
+    service = Service(shelf.folders, shelf._settings)
+    service.shelf = shelf
+
+    def waiting() -> float:
+        return next(value for name, _, value in service.metrics.samples() if name == "mirrorsd_requests_waiting")
+
+    shelf.loaded["one"].num_waiting, shelf.loaded["one"].num_running = 2, 1
+
+    async def ask(two: "asyncio.Task[object]") -> None:
+        assert waiting() == 3
+        two.cancel()
+        await until(two.done)
+        assert waiting() == 2
+
+    beside_a_user(shelf, ask)
