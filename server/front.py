@@ -224,6 +224,8 @@ class Front:
         self.failure: BaseException | None = None
         self.is_loading = False
         self._first = 0
+        self._ends_at: float | None = None
+        self._running: set[asyncio.Timeout] = set()
         self._client: httpx2.AsyncClient | None = None
 
     def use(self, client: httpx2.AsyncClient) -> None:
@@ -234,8 +236,11 @@ class Front:
         """There is nothing to load."""
 
     def begin_to_close(self) -> None:
-        """Texts that run have the server's grace to end."""
+        """Take no more requests; those that run have `grace_s`, then they end with an error."""
         self.is_closing = True
+        self._ends_at = asyncio.get_running_loop().time() + self.settings.grace_s
+        for running in self._running:
+            running.reschedule(self._ends_at)
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -247,18 +252,33 @@ class Front:
         """Answer one request, as ASGI has it: by whichever server answers."""
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
-            body = await self._read(exchange)
-            if HEADER in exchange.request.headers:
-                raise ApiError(
-                    400, "A front asks here, and this is one: give it the servers.", code="front_behind_front"
-                )
-            if self.is_closing:
-                raise not_now("closing")
-            await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))
+            async with self._while_open():
+                body = await self._read(exchange)
+                if HEADER in exchange.request.headers:
+                    message = "A front asks here, and this is one: give it the servers."
+                    raise ApiError(400, message, code="front_behind_front")
+                if self.is_closing:
+                    raise not_now("closing")
+                await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))
         except ClientDisconnect:
             return
         except ApiError as error:
             await exchange.fail(error)
+
+    @asynccontextmanager
+    async def _while_open(self) -> AsyncIterator[None]:
+        """Within it a request is read and answered, until the front's grace is over."""
+        running = asyncio.timeout_at(self._ends_at)
+        try:
+            async with running:
+                self._running.add(running)
+                yield
+        except TimeoutError:
+            if not running.expired():
+                raise
+            raise not_now("closing") from None
+        finally:
+            self._running.discard(running)
 
     async def _read(self, exchange: Exchange) -> bytes:
         limits, found = self.settings.limits, bytearray()

@@ -248,6 +248,26 @@ def test_after_the_grace_streams_end_with_an_error_and_seats_are_free(tiny_bundl
     assert not bundle.pipe.engine.is_open
 
 
+@pytest.mark.usefixtures("held")
+def test_a_front_ends_what_outlasts_its_grace_in_words(tiny_bundle: Path) -> None:
+    settings = ServerSettings(port=0, grace_s=0.2)
+    with served({"tiny": tiny_bundle}, seats=2) as server, ExitStack() as stack:
+        front = stack.enter_context(Running(build_front([server.url], settings), settings))
+        stream, whole, late = (stack.enter_context(connection(front)) for _ in range(3))
+        for opened, more in ((stream, {"stream": True}), (whole, {"stream": False})):
+            opened.sendall(post(front, CHAT, json.dumps({**LONG, "n": 1, **more}).encode()))
+        late.sendall(post(front, CHAT, b"", Content_Length="1000") + b"{")
+        assert stream.recv(64)
+        wait_until(lambda: server.service.shelf.loaded["tiny"].num_running == 2)
+        wait_until(lambda: len(front.service._running) == 3)
+        front.server.should_exit = True
+        told, *refused = (received(opened) for opened in (stream, whole, late))
+        assert b'"closing"' in told.split(b"data: ")[-1] and told.endswith(b"0\r\n\r\n")
+        for answer in refused:
+            assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower() and b'"closing"' in answer
+        wait_until(lambda: not server.service.shelf.loaded["tiny"].num_running)
+
+
 class Slow:
     """A bundle that is loaded when it may be."""
 
