@@ -92,10 +92,9 @@ class Passage:
             for name, value in scope["headers"]
             if name not in _OWN_HEADERS and not name.startswith((b"sec-", b"proxy-"))
         ]
-        if self.is_text:
-            headers.append((HEADER.encode(), json.dumps(self._known).encode()))
-        url, plainly = address_at(server, scope), (b"accept-encoding", b"identity")
-        return client.build_request(scope["method"], url, headers=[*headers, plainly], content=self._content())
+        own = [(HEADER.encode(), json.dumps(self._known).encode()), (b"accept-encoding", b"identity")]
+        url = address_at(server, scope)
+        return client.build_request(scope["method"], url, headers=[*headers, *own], content=self._content())
 
     def _content(self) -> bytes:
         """The client's body, and behind an answer's beginning what it goes on from."""

@@ -7,6 +7,7 @@ from typing import Any
 from mirrorsd import __version__
 from mirrorsd.graphs.chat_defaults import CHECKPOINT, ChatDefaults
 from mirrorsd.server.answers.chat import conversation_ends, template_messages
+from mirrorsd.server.answers.job import bundle_of
 from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
@@ -67,7 +68,7 @@ async def cancel(service: Service, exchange: Exchange) -> None:
 
 async def props(service: Service, exchange: Exchange) -> None:
     """`GET /props`: what a program that shows answers wants to know of the model."""
-    async with service.shelf.use(exchange.request.query_params.get("model")) as bundle:
+    async with bundle_of(service, exchange, exchange.request.query_params.get("model")) as bundle:
         pipe = bundle.pipe
         target, draft = pipe.manifest.target, pipe.manifest.draft
         own = ChatDefaults(generation=pipe.manifest.generation, source=CHECKPOINT)
@@ -116,7 +117,7 @@ async def tokenize(service: Service, exchange: Exchange, body: TokenizeRequest) 
     """`POST /tokenize`."""
     if not body.parse_special:
         raise ApiError(400, "parse_special: special tokens in a text are always read as such.", param="parse_special")
-    async with service.shelf.use(body.model) as bundle:
+    async with bundle_of(service, exchange, body.model) as bundle:
         tokens: list[Any] = await bundle.tokenize(body.content, add_special=body.add_special) if body.content else []
         if body.with_pieces:
             tokens = [{"id": token, "piece": _piece(bundle.tokenizer.token_bytes(token))} for token in tokens]
@@ -137,7 +138,7 @@ def _piece(raw: bytes) -> str | list[int]:
 
 async def detokenize(service: Service, exchange: Exchange, body: DetokenizeRequest) -> None:
     """`POST /detokenize`."""
-    async with service.shelf.use(body.model) as bundle:
+    async with bundle_of(service, exchange, body.model) as bundle:
         size = bundle.pipe.manifest.target.shape.vocab_size
         wrong = next((place for place, token in enumerate(body.tokens) if token >= size), None)
         if wrong is not None:
@@ -148,7 +149,7 @@ async def detokenize(service: Service, exchange: Exchange, body: DetokenizeReque
 
 async def apply_template(service: Service, exchange: Exchange, body: TemplateRequest) -> None:
     """`POST /apply-template`: a conversation as the model reads it."""
-    async with service.shelf.use(body.model) as bundle:
+    async with bundle_of(service, exchange, body.model) as bundle:
         messages = template_messages(body.messages)
         tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
         messages, told = tools.told(messages)

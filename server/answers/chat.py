@@ -22,7 +22,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
     """Answer a conversation, at once or as a stream."""
-    async with bundle_of(service, exchange, body) as bundle:
+    async with bundle_of(service, exchange, body.model, is_stream=bool(body.stream)) as bundle:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
         settings = sampled(chat_settings(body, defaults, limits), defaults)

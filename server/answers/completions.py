@@ -17,7 +17,7 @@ _DEFAULT_TOKENS = 16
 
 async def completions(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
     """Go on with one text, or with several one after the other."""
-    async with bundle_of(service, exchange, body) as bundle:
+    async with bundle_of(service, exchange, body.model, is_stream=bool(body.stream)) as bundle:
         limits = service.settings.limits
         settings = completion_settings(body, bundle.pipe.manifest.generation, limits)
         settings["max_new_tokens"] = min(body.most_tokens or _DEFAULT_TOKENS, bundle.context)

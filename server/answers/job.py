@@ -16,10 +16,10 @@ from mirrorsd.server.answers.settings_of import Settings
 from mirrorsd.server.answers.shown import ShownTokens
 from mirrorsd.server.answers.tools import Reader, ToolPlan
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Started, Task, seeded_configs
-from mirrorsd.server.errors import ApiError
+from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import PING, Exchange
-from mirrorsd.server.transport.resuming import Resumption, continued
+from mirrorsd.server.transport.resuming import HEADER, Resumption, continued
 from mirrorsd.server.wire.fields import TextRequest
 
 __all__ = ["Job", "Reader"]
@@ -197,16 +197,25 @@ def check_continued(body: TextRequest, num_choices: int) -> None:
 
 
 @asynccontextmanager
-async def bundle_of(service: Service, exchange: Exchange, body: TextRequest) -> AsyncIterator[LoadedBundle]:
+async def bundle_of(
+    service: Service, exchange: Exchange, model: str | None, *, is_stream: bool = False
+) -> AsyncIterator[LoadedBundle]:
     """The bundle that is asked for; a stream's client and a front hear that somebody is there while it is loaded.
+
+    A front that asks without a body takes no stream: it is told soon that the bundle is being loaded.
 
     Raises:
         ApiError: see `Shelf.use`, as for other errors.
     """
+    is_heard, ping_s = is_stream or exchange.resumption is not None, service.settings.limits.ping_s
+    is_told = HEADER in exchange.request.headers and not is_heard
     async with AsyncExitStack() as stack:
-        is_heard = bool(body.stream) or exchange.resumption is not None
-        async with _pinging(exchange, service.settings.limits.ping_s if is_heard else None):
-            bundle = await stack.enter_async_context(service.shelf.use(body.model))
+        async with _pinging(exchange, ping_s if is_heard else None):
+            try:
+                async with asyncio.timeout(ping_s if is_told else None):
+                    bundle = await stack.enter_async_context(service.shelf.use(model))
+            except TimeoutError:
+                raise not_now("loading") from None
         yield bundle
 
 

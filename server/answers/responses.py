@@ -52,7 +52,7 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         raise ApiError(400, f"include: {_LOGPROBS} is not given here: use chat.", param="include")
     if body.stream:
         exchange.num_named = exchange.resumption.num_events if exchange.resumption else 0
-    async with bundle_of(service, exchange, body) as bundle:
+    async with bundle_of(service, exchange, body.model, is_stream=bool(body.stream)) as bundle:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
         settings = sampled(text_settings(body, defaults), defaults)

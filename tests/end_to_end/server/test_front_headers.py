@@ -1,10 +1,19 @@
-"""What a front asks for, and what it hands on, beside bodies."""
+"""What a front asks for, and what it hands on, beside texts."""
 
+import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
-from mirrorsd.server import Running
-from mirrorsd.tests.end_to_end.server.serving_here import raw
+import pytest
+
+from mirrorsd.server import Limits, Running
+from mirrorsd.server.answers import job
+from mirrorsd.server.transport.exchange import Exchange
+from mirrorsd.tests.end_to_end.server.serving_here import get, post, raw, served, status_of
 from mirrorsd.tests.end_to_end.server.test_front import front_of
 
 
@@ -36,3 +45,70 @@ def test_the_page_is_as_closed_behind_a_front(serving: Running) -> None:
         request = "GET / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n"
         direct, passed = (raw(one, (request % one.port).encode()).lower() for one in (serving, front))
     assert direct.count(b"cross-origin-") == passed.count(b"cross-origin-") == 2
+
+
+@pytest.fixture(scope="module")
+def impatient(tiny_bundle: Path) -> Iterator[Running]:
+    """A server that soon tells that it is there."""
+    with served({"tiny": tiny_bundle}, limits=Limits(ping_s=0.05)) as server:
+        yield server
+
+
+@contextmanager
+def loading(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The server's bundle is being loaded, within it, until the event is set."""
+    shelf, may = server.service.shelf, threading.Event()
+    bundle = shelf.loaded.pop("tiny")
+
+    def opened(_: str) -> Any:
+        assert may.wait(60)
+        return bundle
+
+    monkeypatch.setattr(shelf, "_open", opened)
+    try:
+        yield may
+    finally:
+        may.set()
+
+
+TOKENS = {
+    "/tokenize": {"content": "the fox"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/apply-template": {"messages": [{"role": "user", "content": "fox"}]},
+}
+
+
+@pytest.mark.parametrize("path", TOKENS)
+def test_what_is_no_text_waits_for_a_bundle_too(impatient: Running, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front leaves a server that says nothing: it hears that this one is there."""
+    heard, ping = threading.Event(), job.ping
+    num_pings = 0
+
+    async def counting(exchange: Exchange) -> None:
+        nonlocal num_pings
+        await ping(exchange)
+        num_pings += 1
+        if num_pings == 12:
+            heard.set()
+
+    monkeypatch.setattr(job, "ping", counting)
+    with front_of([impatient.url], ping_s=0.1) as front:
+        asked = post(front, path, json.dumps(TOKENS[path]).encode())
+        usual = raw(front, asked)
+        with loading(impatient, monkeypatch) as may:
+            threading.Thread(target=lambda: heard.wait(60) and may.set()).start()
+            answer = raw(front, asked)
+    assert status_of(answer) == status_of(usual) == 200 and heard.is_set()
+    first, second = (json.loads(one.split(b"\r\n\r\n", 1)[1]) for one in (answer, usual))
+    assert first == second
+
+
+def test_properties_of_a_bundle_that_is_being_loaded_are_told_later(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with front_of([impatient.url]) as front:
+        with loading(impatient, monkeypatch):
+            answer = get(front, "/props")
+            assert status_of(answer) == 503 and b'"loading"' in answer and b"retry-after: 5" in answer.lower()
+        assert status_of(get(impatient, "/props")) == 200, "who asks without a front waits for it"
+        assert status_of(get(front, "/props")) == 200
