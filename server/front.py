@@ -231,6 +231,11 @@ class Front:
         """Reach servers by this client from now on: one with certificates of its own, or one that fails on purpose."""
         self._client = client
 
+    @property
+    def most_connections(self) -> int:
+        """How many clients may be connected at once."""
+        return self.settings.limits.connections
+
     async def start(self) -> None:
         """There is nothing to load."""
 

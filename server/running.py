@@ -32,6 +32,10 @@ class Served(Protocol):
     def is_loading(self) -> bool:
         """Whether something is being loaded: that cannot be stopped."""
 
+    @property
+    def most_connections(self) -> int:
+        """How many clients may be connected at once."""
+
     async def start(self) -> None:
         """Get ready; the server listens meanwhile."""
 
@@ -76,7 +80,7 @@ def configured(app: Starlette, settings: ServerSettings) -> _Server:
         app,
         host=settings.host,
         port=settings.port,
-        http=bounded_by(limits),
+        http=bounded_by(limits, app.state.service.most_connections),
         ws="none",
         loop="asyncio",
         lifespan="on",

@@ -59,6 +59,12 @@ class Service:
         """Whether a bundle is being loaded."""
         return self.shelf.is_loading
 
+    @property
+    def most_connections(self) -> int:
+        """One for each request that may run or wait, of any bundle, and some for others."""
+        places = len(self.shelf.folders) * (self.settings.seats + self.settings.queue)
+        return self.settings.limits.connections + places
+
     def begin_to_close(self) -> None:
         """Take no more requests; those that run have `grace_s`, then they end within one step."""
         self.is_closing = True

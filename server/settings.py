@@ -31,7 +31,7 @@ class Limits:
         elsewhere_s: that a front looks for a server that goes on with a text.
         request_s: for an answer, waiting in the queue included.
         ping_s: of silence in a stream until a comment is sent.
-        connections: open at once.
+        connections: open at once, beside one for each request that a server lets run or wait.
         choices: most `n`.
         stops: most stop strings, and the longest in characters.
         tools: most tools.

@@ -25,6 +25,7 @@ class BoundedConnection(H11Protocol):
     """
 
     limits = Limits()
+    most = limits.connections
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -36,13 +37,18 @@ class BoundedConnection(H11Protocol):
         """Refuse a connection where too many are open, else wait for its first head."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
-        if len(self.connections) > self.limits.connections:
-            transport.abort()
+        if len(self.connections) > self.most:
+            self.connections.discard(self)
+            message = f"{self.most} connections are open, and no more are taken. Try again later."
+            self._tell(ApiError(503, message, code="too_many_connections", headers={"Retry-After": "5"}))
+            self.loop.call_later(LINGER_S, transport.close)  # what it asks meanwhile would reset it, unread
             return
         self._head_timer = self.loop.call_later(self.limits.head_s, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Wait for the rest of a head, for that of a body, or for the next request."""
+        if self.conn.our_state is h11.MUST_CLOSE:  # it was refused
+            return
         super().data_received(data)
         is_waiting, has_more = self.conn.their_state is h11.IDLE, bool(self.conn.trailing_data[0])
         if not is_waiting:
@@ -105,19 +111,24 @@ class BoundedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, or has too long a head, in OpenAI's form."""
         error = ApiError(400, f"{msg} Heads may have {self.limits.head_bytes} bytes.", code="invalid_http")
-        body = json.dumps(error.body).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun: nothing fits in any more
             self.transport.abort()
             return
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        self._tell(error)
         self.transport.close()
 
+    def _tell(self, error: ApiError) -> None:
+        """Answer without the application."""
+        body = json.dumps(error.body).encode()
+        given = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        head = h11.Response(status_code=error.status, headers=[*(given | error.headers).items()])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
 
-def bounded_by(limits: Limits) -> type[BoundedConnection]:
-    """The connection class with these limits: uvicorn makes its objects itself."""
-    return type("Connection", (BoundedConnection,), {"limits": limits})
+
+def bounded_by(limits: Limits, most: int) -> type[BoundedConnection]:
+    """The connection class with these limits, of which so many may be open: uvicorn makes its objects itself."""
+    return type("Connection", (BoundedConnection,), {"limits": limits, "most": most})
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

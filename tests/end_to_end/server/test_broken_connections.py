@@ -6,20 +6,24 @@ import socket
 import struct
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from waiting import LOOK_S, wait_until
 
-from mirrorsd.server import Running
+from mirrorsd.server import Limits, Running, ServerSettings
+from mirrorsd.server.service import Service
 from mirrorsd.tests.end_to_end.server.serving_here import (
     BODY,
     CHAT,
     LIMITS,
+    chat,
     connection,
     get,
     post,
     raw,
     received,
+    served,
     status_of,
 )
 
@@ -110,10 +114,32 @@ def test_many_connections_are_bounded_and_do_no_harm(serving: Running) -> None:
         connections = serving.server.server_state.connections
         wait_until(lambda: connections)
         time.sleep(0.3)  # what is one too many is closed in the next round of the loop
-        wait_until(
-            lambda: len(connections) <= LIMITS.connections, "too many are open", looks=int(LIMITS.idle_s / 2 / LOOK_S)
-        )
+        most = serving.service.most_connections
+        wait_until(lambda: len(connections) <= most, "too many are open", looks=int(LIMITS.idle_s / 2 / LOOK_S))
     wait_until(lambda: not connections)
+
+
+def test_one_connection_too_many_is_told_so(tiny_bundle: Path) -> None:
+    """One is for the seat, and two are for others."""
+    with served({"tiny": tiny_bundle}, seats=1, queue=0, limits=Limits(connections=2)) as running:
+        connections = running.server.server_state.connections
+        wait_until(lambda: not connections)
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(connection(running))
+            wait_until(lambda: len(connections) == 3)
+            for answer in (get(running, "/health"), chat(running)):
+                assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
+                assert b'"too_many_connections"' in answer
+            assert len(connections) == 3
+        wait_until(lambda: not connections)
+        assert status_of(get(running, "/health")) == 200
+
+
+@pytest.mark.parametrize(("names", "most"), [(("one",), 256 + 1002), (("one", "two"), 256 + 2 * 1002)])
+def test_whoever_may_wait_in_a_queue_may_be_connected(names: tuple[str, ...], most: int) -> None:
+    service = Service({name: Path(name) for name in names}, ServerSettings(seats=2, queue=1000))
+    assert service.most_connections == most
 
 
 def test_half_closed_and_reset_connections_free_their_seat(serving: Running) -> None:
