@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
+from traceback import clear_frames
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -185,6 +186,7 @@ class Shelf:
             try:
                 bundle = self._open(name)
             except BaseException as error:
+                clear_frames(error.__traceback__)  # whoever keeps the error would keep what was loaded by then
                 if coming.set_running_or_notify_cancel():
                     coming.set_exception(error)
                 return

@@ -1,6 +1,7 @@
 """Who waits for a bundle while another one wants its room."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,30 @@ def test_what_fails_behind_its_pipeline_leaves_none_open(error: BaseException, m
     with pytest.raises(type(error)):
         Shelf({"one": Path("one")}, ServerSettings())._open("one")
     assert closed == [True]
+
+
+def test_the_error_of_a_load_keeps_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frames would hold a pipeline's memory until the garbage collector comes."""
+    pipelines: list[weakref.ref[object]] = []
+
+    def load(*_: object, **__: object) -> object:
+        class Pipe(SimpleNamespace):
+            """A pipeline that was loaded."""
+
+        pipe = Pipe(close=lambda: None)
+        pipelines.append(weakref.ref(pipe))
+        return pipe
+
+    def fail(name: str, folder: Path, pipe: object, settings: ServerSettings) -> None:
+        raise RuntimeError(f"{pipe} has no seats")
+
+    monkeypatch.setattr(MirrorPipeline, "load", load)
+    monkeypatch.setattr("mirrorsd.server.bundles.shelf.LoadedBundle", fail)
+    monkeypatch.setattr(Shelf, "needs", lambda self, name: {})
+    with pytest.raises(RuntimeError, match="has no seats") as kept:
+        asyncio.run(Shelf({"one": Path("one")}, ServerSettings()).load("one"))
+    assert kept.value.__traceback__ is not None
+    assert [pipe() for pipe in pipelines] == [None]
 
 
 def test_a_server_takes_requests_though_nothing_is_loaded_any_more(shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
