@@ -156,7 +156,9 @@ def main() -> int:
     started = time.perf_counter()
     try:
         if not (ROOT / "samples/storyteller/target/model.safetensors").is_file():
-            raise SetupError("the weights of the samples are not here: source distributions leave them out; use a clone")
+            raise SetupError(
+                "the weights of the samples are not here: source distributions leave them out; use a clone"
+            )
         large = qwen_coder(options.files, options.device_map) if options.pair == "qwen-coder" else None
         if large is not None:
             print(QWEN_COSTS, flush=True)

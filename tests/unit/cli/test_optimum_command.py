@@ -51,6 +51,13 @@ def test_help_lists_the_options_of_mirrorsd_export(
 
 
 @pytest.mark.usefixtures("registered")
+def test_no_command_of_optimum_fails_where_packages_of_ours_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library may be installed without a command line; Optimum asks all commands for their options as it starts."""
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert run_optimum("--help", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.usefixtures("registered")
 def test_what_is_given_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[list[str]] = []
     monkeypatch.setattr("mirrorsd.cli.application.run", lambda words: handed.append(words) or 3)

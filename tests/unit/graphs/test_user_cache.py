@@ -60,6 +60,9 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(user_cache.platformdirs, "user_cache_path", refuse)
     with pytest.raises(ConfigError, match=r"no folder .*home directory\): set MIRRORSD_CACHE to one"):
         cache_folder()
+    monkeypatch.setattr(user_cache.platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/mirrorsd"))
+    with pytest.raises(ConfigError, match=r"the user has no home\): set MIRRORSD_CACHE to one"):
+        cache_folder()
 
 
 def test_a_full_disk_is_said_before_the_work(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,11 @@
 
 import re
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
+from loaded_scripts import load_script
 
 from mirrorsd.cli.output.commit import COMMIT_FILE
 from mirrorsd.freezing import hook_folders
@@ -95,3 +99,19 @@ def test_what_serves_installs_the_command_that_does() -> None:
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert "mirrorsd[cli]" in extras["server"]
     assert {"typer", "rich"} <= {requirement_name(requirement) for requirement in extras["cli"]}
+
+
+def test_a_wheel_of_a_commit_is_the_same_whenever_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And everybody may read what is unpacked of it."""
+    editable_types = load_script("editable_types", monkeypatch)
+    made = []
+    for number, date in enumerate(((1990, 1, 1, 0, 0, 0), (2020, 1, 1, 0, 0, 0))):
+        wheel = tmp_path / f"{number}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name in ("mirrorsd/a.py", "mirrorsd.dist-info/RECORD"):
+                archive.writestr(zipfile.ZipInfo(name, date), b"")
+        editable_types.add_file(wheel, "mirrorsd/commit.txt", b"abc")
+        made.append(wheel.read_bytes())
+    assert made[0] == made[1]
+    with zipfile.ZipFile(wheel) as archive:
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}

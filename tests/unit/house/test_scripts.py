@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -71,6 +72,8 @@ def test_digest_follows_pyproject_and_constraints(tmp_path: Path, monkeypatch: p
         (tmp_path / name).write_text("1", encoding="utf-8")
     first = environment.needs_digest(tmp_path)
     assert environment.needs_digest(tmp_path) == first
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert environment.needs_digest(tmp_path / "copy") != first, "a copy's environment has the first clone's package"
     (tmp_path / "constraints.txt").write_text("2", encoding="utf-8")
     assert environment.needs_digest(tmp_path) != first
 
