@@ -128,6 +128,13 @@ def cuda_gpu(number: int) -> DeviceDetail | None:
     return named[0] if len(named) == 1 else None
 
 
+def cuda_memory(number: int) -> int | None:
+    """Free bytes of the GPU that CUDA counts as `number`; the least of all, where nobody can say which it is."""
+    gpu = cuda_gpu(number)
+    sizes = [one.memory_free for one in ([gpu] if gpu else nvidia_gpus())]
+    return min((size for size in sizes if size is not None), default=None)
+
+
 def _listed_gpus() -> list[tuple[str, DeviceDetail]]:
     """NVIDIA's GPUs by their identifiers."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]

@@ -38,7 +38,7 @@ def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
     """What must be equal where a cache is made and where it is used; `target` is what runs on which device."""
     found = {"bundle": hashlib.sha256(manifest.to_json().encode()).hexdigest(), "target": target}
     found["processor"] = processor_name()  # kernels are chosen by its instructions
-    return found | runtime_versions()
+    return found | {name: version for name, version in runtime_versions().items() if name != "mirrorsd"}
 
 
 def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:

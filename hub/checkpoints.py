@@ -23,11 +23,12 @@ Tell = Callable[[str], None]
 FORMS = "OWNER/NAME[@REVISION], or a file of it: OWNER/NAME/FILE.gguf[@REVISION]"
 """What a name may look like."""
 _FILE, _REVISION = r"/(?P<file>(?:[\w.-]+/)*[\w.-]+\.(?i:gguf))", r"(?P<rev>[\w.-]+(?:/[\w.-]+)*)"
+_PAGE_REVISION = r"(?P<rev>refs/\w+/\d+|[\w.-]+)"
 _NAME = re.compile(rf"(?:hf:)?(?P<repository>{REPOSITORY})(?:{_FILE}|/)?(?:@{_REVISION})?")
 _HOST = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/"
 _PAGES = (
-    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})(?P<file>)(?:/tree/{_REVISION})?/?"),
-    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})/(?:blob|resolve)/(?P<rev>refs/\w+/\d+|[\w.-]+){_FILE}(?:\?.*)?"),
+    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})(?P<file>)(?:/tree/{_PAGE_REVISION})?/?"),
+    re.compile(rf"{_HOST}(?P<repository>{REPOSITORY})/(?:blob|resolve)/{_PAGE_REVISION}{_FILE}(?:\?.*)?"),
 )
 """Addresses of the hub's pages, as a browser shows them: of a repository and of a file."""
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.(?i:gguf)$)")

@@ -9,7 +9,7 @@ one server until it fails, and any balancer of HTTP may stand behind it.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import zip_longest
 from time import monotonic
@@ -25,7 +25,7 @@ from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.addresses import address_at, servers_of
 from mirrorsd.server.transport.exchange import PING, UNKNOWN_FIELDS, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import guarded
-from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, read_mark
+from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, passed_back, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
 _OWN_HEADERS = frozenset(
@@ -34,8 +34,9 @@ _OWN_HEADERS = frozenset(
 )
 """Of a request: between two machines only, or checked by the front already."""
 _PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", UNKNOWN_FIELDS)
+_JSON = {"content-type": "application/json"}
 _OF_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
-_OF_ORIGINS = ("cross-origin-opener-policy", "cross-origin-resource-policy")
+_OF_ANSWERS = (*_PASSED_BACK, *_OF_PAGES, "cross-origin-opener-policy", "cross-origin-resource-policy")
 _ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
 """Answers of one server that may be otherwise at another."""
 _MOST_DIFFERENT = 8
@@ -111,9 +112,7 @@ class Passage:
     async def pass_whole(self, answer: httpx2.Response) -> None:
         """Pass on an answer that is no text."""
         body = await answer.aread()
-        names = (*_PASSED_BACK, *_OF_PAGES, *_OF_ORIGINS)
-        headers = {name: answer.headers[name] for name in names if name in answer.headers}
-        await self.exchange.whole(body, headers, answer.status_code)
+        await self.exchange.whole(body, passed_back(answer.headers, _OF_ANSWERS), answer.status_code)
 
     async def pass_kept(self, answer: httpx2.Response) -> None:
         """Pass on a stream that nobody can go on with: one that was kept for whoever asks for it.
@@ -134,21 +133,21 @@ class Passage:
     async def follow(self, answer: httpx2.Response) -> bool:
         """Pass on a text as far as it is certain; whether all of it has come."""
         held: list[bytes] = []
-        status = 0
+        status, told = 0, dict[str, str]()
         async for frame in frames_of(answer.aiter_raw()):
             mark = read_mark(frame)
             if mark is None:
                 await self._hold(held, frame, answer)
             elif "status" in mark:
-                held, status = [], mark["status"]
+                held, status, told = [], mark["status"], mark.get("headers", {})
             elif status:
-                return await self._end_with(status, held)
+                return await self._end_with(status, held, told)
             else:
                 is_done = mark.pop("is_done", False)
                 await self._take(mark, held, answer)
                 held = []
                 if is_done:
-                    return await self._finish()
+                    return await self._finish(answer)
         return False
 
     async def _hold(self, held: list[bytes], frame: bytes, answer: httpx2.Response) -> None:
@@ -174,16 +173,16 @@ class Passage:
         self._known |= mark
         self.exchange.num_named = self._known.get("num_events")
 
-    async def _finish(self) -> bool:
+    async def _finish(self, answer: httpx2.Response) -> bool:
         if self._wants_stream:
             await self.exchange.end_stream()
         else:
-            await self.exchange.whole(_data_of(self._document), {"content-type": "application/json"})
+            await self.exchange.whole(_data_of(self._document), _JSON | passed_back(answer.headers, (UNKNOWN_FIELDS,)))
         return True
 
-    async def _end_with(self, status: int, held: list[bytes]) -> bool:
+    async def _end_with(self, status: int, held: list[bytes], told: Mapping[str, str]) -> bool:
         """A server has ended the text with an error: another one may do better, unless the request is to blame."""
-        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", {"content-type": "application/json"})
+        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", _JSON | passed_back(told, _PASSED_BACK))
         if status in _ANOTHER_MAY:
             return False
         await self.fail()
@@ -204,8 +203,7 @@ class Passage:
             await self.exchange.whole(refusal.body, refusal.headers, refusal.status)
 
     async def _begin(self, answer: httpx2.Response) -> None:
-        headers = {name: answer.headers[name] for name in (UNKNOWN_FIELDS,) if name in answer.headers}
-        await self.exchange.begin_stream(headers)
+        await self.exchange.begin_stream(passed_back(answer.headers, (UNKNOWN_FIELDS,)))
 
     @property
     def _wants_stream(self) -> bool:

@@ -107,7 +107,8 @@ class _Expander:
         if "const" in schema or "enum" in schema:
             if not is_exact([schema.get("const"), schema.get("enum")]):
                 raise ConfigError("The JSON schema cannot be taken: a number of a const or enum has too many digits.")
-            return schema
+            is_plain = ("const", "enum", "type").__contains__  # what else says something holds parts of its own
+            return schema if self._is_strict else {word: schema[word] for word in schema if is_plain(word)}
         own, found = _own_names(schema) | others, dict(schema)
         for key in ("$ref", *IN_PLACE):
             if key in found:

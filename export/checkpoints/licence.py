@@ -10,9 +10,11 @@ from pathlib import Path
 _MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 _TEXTS = ("LICENSE*", "LICENCE*")
 _FRONT = re.compile(r"---[ \t]*\r?\n(.*?)\n---", re.DOTALL)
-_LINE = re.compile(r"^license:[ \t]*(?P<here>[^\r\n]*)(?P<items>(?:\r?\n[ \t]*-[ \t]+[^\r\n]*)*)", re.MULTILINE)
+_LINE = re.compile(r"^license:[ \t]*(?P<here>[^\r\n]*)(?P<items>(?:\r?\n(?:[ \t]*-)?[ \t]+[^\r\n]*)*)", re.MULTILINE)
 _NOTHING = ("~", "null")
-_ITEM = re.compile(r"^[ \t]*-[ \t]+(.*)", re.MULTILINE)
+_FOLDED = (">", ">-", "|", "|-")
+"""What stands in place of a word that comes in the next line."""
+_ITEM = re.compile(r"^(?:[ \t]*-)?[ \t]+(.*)", re.MULTILINE)
 
 
 def find_licence(folder: Path) -> str:
@@ -35,12 +37,14 @@ def licences_in(card: str) -> list[str]:
     (['mit'], ['apache-2.0', 'mit'])
     >>> licences_in("---\nlicense: ['mit']\n---"), licences_in("---\nlicense:\nlanguage: en\n---")
     (['mit'], [])
+    >>> licences_in("---\nlicense: >-\n  apache-2.0\n---")
+    ['apache-2.0']
     """
     front = _FRONT.match(card)
     found = _LINE.search(front[1]) if front else None
     if found is None:
         return []
-    here = _plain(found["here"])
+    here = "" if _plain(found["here"]) in _FOLDED else _plain(found["here"])
     given = here.strip("[]").split(",") if here else _ITEM.findall(found["items"])
     return [word for word in (_plain(one).strip("\"'") for one in given) if word and word not in _NOTHING]
 

@@ -12,7 +12,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.devices.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 from mirrorsd.devices.containers import available_memory
 from mirrorsd.devices.draft_passes import pass_buckets
-from mirrorsd.devices.hardware import cuda_gpu
+from mirrorsd.devices.hardware import cuda_memory
 from mirrorsd.devices.openvino.draft_shapes import is_shared
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
 
@@ -68,8 +68,7 @@ def free_memory(device: str) -> int | None:
     if device == SYSTEM:
         return available_memory()
     if device.startswith("NVIDIA"):
-        gpu = cuda_gpu(int(device.rsplit(" ", 1)[1]))
-        return gpu.memory_free if gpu else None
+        return cuda_memory(int(device.rsplit(" ", 1)[1]))
     return None
 
 

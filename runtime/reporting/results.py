@@ -128,5 +128,5 @@ def result_of(
         steps=tuple(request.steps),
         logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
         tokens=tuple(tokens),
-        step_texts=tuple(chunk.text for chunk in chunks),
+        step_texts=tuple(chunk.text for chunk in chunks[: len(request.steps)]),
     )

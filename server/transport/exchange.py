@@ -180,7 +180,7 @@ class Exchange:
     async def fail(self, error: ApiError) -> None:
         """Answer with an error: as the answer, or where a stream has begun as its last event, without `[DONE]`."""
         if self.is_stream:
-            await self.mark(status=error.status)
+            await self.mark(status=error.status, headers=error.headers)
             if self.num_named is None:
                 await self.event(error.body)
             else:  # in both forms: some clients look for the type, others for the error

@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from mirrorsd.server.errors import ApiError, internal_error
 from mirrorsd.server.transport.exchange import PING, Exchange
+from mirrorsd.server.transport.resuming import FRAME_END
 
 _log = logging.getLogger("mirrorsd.server")
 UNHEARD_S = 60.0
@@ -69,6 +70,13 @@ class KeptAnswer:
         """Nothing more comes."""
         self.is_done = True
         self._tell()
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether a stream that began with signs of life, while a bundle was loaded, had nothing but an error."""
+        frames = b"".join(message.get("body", b"") for message in self._sent).split(FRAME_END)
+        said = [frame for frame in frames if frame and not frame.startswith(b":")]
+        return len(said) == 1 and b'"error"' in said[0]
 
     @property
     def _is_whole(self) -> bool:
@@ -174,7 +182,7 @@ class KeptAnswers:
         kept.end()  # one that is ended before it has begun does not do so itself
         if self._answers.get(key) is not kept:  # forgotten; another one may have the id by now
             return
-        if status is None or status >= 400:  # a refusal is told, and not kept
+        if status is None or status >= 400 or kept.is_refusal:  # a refusal is told, and not kept
             self._forget(key)
         else:
             self._answers[key] = self._answers.pop(key)

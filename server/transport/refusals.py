@@ -25,9 +25,12 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, li
 
 
 async def forget_rest(scope: Scope, receive: Receive, limits: Limits) -> None:
-    """Read what a client still sends, as long as a body may take; one that waits to be told to sends none."""
+    """Read what a client still sends, as long as a body may take; one that waits to be told to sends none.
+
+    One that sends nothing for as long as a head may take has stopped.
+    """
     if not any(name == b"expect" for name, _ in scope["headers"]):
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.body_s):
-                while (await receive()).get("more_body"):
+                while (await asyncio.wait_for(receive(), limits.head_s)).get("more_body"):
                     pass

@@ -91,6 +91,15 @@ def read_mark(frame: bytes) -> dict[str, Any] | None:
     return found
 
 
+def passed_back(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those headers of a server's answer that a front has for its client, too.
+
+    >>> passed_back({"retry-after": "3", "date": "today"}, ("retry-after", "location"))
+    {'retry-after': '3'}
+    """
+    return {name: headers[name] for name in names if name in headers}
+
+
 async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
     rest = b""

@@ -1,5 +1,6 @@
 """What a front asks for, and what it hands on, beside texts."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from mirrorsd.server import Limits, Running
 from mirrorsd.server.answers import job
+from mirrorsd.server.front import Passage
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.tests.end_to_end.server.serving_here import get, post, raw, served, status_of
 from mirrorsd.tests.end_to_end.server.test_front import front_of
@@ -45,6 +47,28 @@ def test_the_page_is_as_closed_behind_a_front(serving: Running) -> None:
         request = "GET / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n"
         direct, passed = (raw(one, (request % one.port).encode()).lower() for one in (serving, front))
     assert direct.count(b"cross-origin-") == passed.count(b"cross-origin-") == 2
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_what_has_no_effect_is_named_through_a_front(serving: Running, *, is_stream: bool) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 2, "tomorrow": 1}
+    with front_of([serving.url]) as front:
+        answer = raw(front, post(front, "/v1/chat/completions", json.dumps({**body, "stream": is_stream}).encode()))
+    assert status_of(answer) == 200 and b"x-mirrorsd-unknown-fields: tomorrow\r\n" in answer
+
+
+def test_why_not_to_ask_again_is_handed_on_though_the_stream_had_begun() -> None:
+    """A load that fails behind signs of life: clients would begin it again and again."""
+    exchange = Exchange({"type": "http", "headers": []}, asyncio.Event().wait, asyncio.Event().wait, Limits())  # type: ignore[arg-type]
+    passage = Passage(exchange, b"{}")
+    told = {"x-should-retry": "false", "retry-after": "3", "set-cookie": "a"}
+    assert asyncio.run(passage._end_with(503, [b'data: {"error": {"code": "loading"}}'], told)) is False
+    assert passage.refusal is not None and passage.refusal.error == {"code": "loading"}
+    assert passage.refusal.headers == {
+        "content-type": "application/json",
+        "x-should-retry": "false",
+        "retry-after": "3",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -186,3 +186,8 @@ def test_a_config_can_be_looked_at_alone(asked: list[str]) -> None:
 def test_there_is_nothing_to_look_at_without_the_hub(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert look_at("tiny/target") is look_at("./a/folder") is look_at(str(repositories)) is None
+
+
+def test_the_address_of_a_folder_within_a_repository_is_no_revision() -> None:
+    assert parse_name("https://huggingface.co/o/n/tree/main/sub") is None
+    assert parse_name("https://huggingface.co/o/n/tree/refs/pr/3") == ("o/n", None, "refs/pr/3")

@@ -9,7 +9,7 @@ import pytest
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.transport import kept as kept_answers
-from mirrorsd.server.transport.exchange import Exchange
+from mirrorsd.server.transport.exchange import PING, Exchange
 from mirrorsd.server.transport.kept import KeptAnswers
 
 Work = Callable[[Exchange], Awaitable[None]]
@@ -112,6 +112,26 @@ def test_the_end_of_one_is_not_that_of_another_with_its_id(work: Work | None) ->
         assert answers.cancel("key"), "it is still found"
         await few_rounds()
         assert other.is_done
+
+    asyncio.run(run())
+
+
+def test_a_refusal_behind_signs_of_life_is_told_and_not_kept() -> None:
+    """A bundle was loaded before anybody saw that the prompt is too long: the next try has the same id."""
+
+    async def refused(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.frame(PING)
+        await exchange.fail(ApiError(400, "too long", code="context_length_exceeded"))
+
+    async def run() -> None:
+        answers, reader = KeptAnswers(60), Reader()
+        kept = answers.begin("key", Reader().exchange, refused)
+        await answers.follow("key", kept, reader.exchange)
+        assert b"context_length_exceeded" in reader.text and reader.has_end
+        await few_rounds()
+        answers.begin("key", Reader().exchange, endless)
+        await answers.close()
 
     asyncio.run(run())
 

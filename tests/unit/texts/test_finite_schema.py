@@ -390,3 +390,10 @@ def test_what_cannot_be_followed_is_left_out_where_nobody_insists(compiler: Cons
     if kind not in ("a branch that nothing fits", "what is required as a word"):
         with pytest.raises(ConfigError, match="cannot be taken"):
             compiler.compile(GenerationConfig(json_schema=schema))
+
+
+@pytest.mark.parametrize("value", [{"const": "x"}, {"enum": ["x", "y"]}])
+def test_words_beside_a_value_are_left_out_where_nobody_insists(compiler: ConstraintCompiler, value: Any) -> None:
+    schema = {**value, "type": "string", "additionalProperties": {"if": {}, "then": {}}, "items": {"uniqueItems": True}}
+    loose = finite_schema(schema, CONTEXT, is_strict=False)
+    assert is_allowed(compiler, loose, "x") and not is_allowed(compiler, loose, "z")

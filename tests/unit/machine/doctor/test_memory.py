@@ -7,6 +7,7 @@ import pytest
 
 from mirrorsd.cli.commands.machine import doctor
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices import hardware
 from mirrorsd.devices.cache_bytes import cache_bytes
 from mirrorsd.devices.hardware import DeviceDetail
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -67,9 +68,15 @@ def test_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     free = free_memory(SYSTEM)
     assert free is None or free > 1 << 20
     assert free_memory("NPU") is None
-    found = DeviceDetail(device="NVIDIA GPU 1", full_name="T400", memory_free=512 << 20)
-    monkeypatch.setattr(memory, "cuda_gpu", {0: found}.get)
-    assert free_memory("NVIDIA GPU 0") == 512 << 20
+    gpus = [
+        DeviceDetail(device=f"NVIDIA GPU {number}", full_name=name, memory_free=free << 20)
+        for number, (name, free) in enumerate((("T400", 512), ("RTX 6000", 40_000)))
+    ]
+    monkeypatch.setattr(hardware, "nvidia_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "cuda_gpu", {0: gpus[1]}.get)
+    assert free_memory("NVIDIA GPU 0") == 40_000 << 20
+    assert free_memory("NVIDIA GPU 1") == 512 << 20, "nobody can say which it is: the least that it may be"
+    monkeypatch.setattr(hardware, "nvidia_gpus", list)
     assert free_memory("NVIDIA GPU 1") is None
 
 
