@@ -102,11 +102,7 @@ def runtime_versions() -> dict[str, str]:
 
 
 def how_to_install(package: str) -> str:
-    """What to type for ONNX Runtime as `package` has it: packages that are there would overwrite its files.
-
-    >>> how_to_install('"mirrorsd[cuda]"')
-    'First: pip uninstall onnxruntime; then: pip install "mirrorsd[cuda]"'
-    """
+    """What to type for ONNX Runtime as `package` has it: packages that are there would overwrite its files."""
     there = [name for name in ONNX_PACKAGES if name in runtime_versions()]
     first = f"First: pip uninstall {' '.join(there)}; then: " if there else ""
     return f"{first}pip install {package}"

@@ -28,8 +28,6 @@ from setuptools import build_meta  # type: ignore[import-untyped]
 PATH_FILE = "mirrorsd_types.pth"
 COMMIT_FILE = "commit.txt"
 """What `mirrorsd --version` reads where there is no clone."""
-_FIRST_OF_ZIP = 315_532_800
-"""1980 began so many seconds into the epoch: no member of an archive is older."""
 
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
@@ -119,7 +117,7 @@ def add_file(wheel: Path, name: str, content: bytes) -> None:
     (record,) = (part for part in parts if part.endswith(".dist-info/RECORD"))
     parts[name] = content
     parts[record] = f"{name},sha256={digest},{len(content)}\n".encode() + parts[record]
-    date: Any = time.gmtime(max(built_at(), _FIRST_OF_ZIP))[:6]
+    date: Any = max(time.gmtime(built_at())[:6], zipfile.ZipInfo().date_time)  # no member is older than its default
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for part, stored in parts.items():
             info = zipfile.ZipInfo(part, date)

@@ -89,9 +89,8 @@ class DeviceWorker(Worker):
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
-    device also works on the thread of whoever waits for it (`perform`).
-
-    An owner whose jobs the device does not get done waits for room; others do not. A forked child touches nothing.
+    device also works on the thread of whoever waits for it (`perform`). An owner whose jobs the device does not get
+    done waits for room; others do not. A forked child touches nothing.
 
     Attributes:
         cores: those that its thread stays on; any where there are none.
