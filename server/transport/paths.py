@@ -21,12 +21,14 @@ def read_path(scope: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> read_path({"raw_path": b"//v1/a%2Fb/", "path": "//v1/a/b/"})
     {'raw_path': b'/v1/a/b', 'path': '/v1/a/b'}
+    >>> read_path({"path": "/v1"})  # of a server that does not tell how it was spelled
+    {'path': '/v1', 'raw_path': b'/v1'}
 
     Raises:
         ApiError: the path does not begin with a slash, or has steps that lead elsewhere.
     """
     given: str = scope["path"]
-    is_path = scope["raw_path"].startswith(b"/") and given.startswith("/")
+    is_path = (scope.get("raw_path") or given.encode()).startswith(b"/") and given.startswith("/")
     if not is_path or any(part in _STEPS for part in _BETWEEN.split(given)):
         message = "The path must begin with a slash, and none of its parts may be `.` or `..`."
         raise ApiError(400, message, code="invalid_path")
