@@ -29,6 +29,10 @@ from mirrorsd.graphs.errors import ExportError
 
 OPSET = 23
 _EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
+_ATEN = torch.ops.aten
+_Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
+_NOTES = (_ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default)
+"""Of what was seen while a graph was traced: the exporter leaves them out."""
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7}
 
 
@@ -103,7 +107,7 @@ def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
         ExportError: PyTorch cannot export this model.
     """
     try:
-        with _silenced(), _operators_at_hand(), torch.no_grad():
+        with _silenced(), _operators_at_hand(), _decomposed_in_place(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 tuple(_example(spec) for spec in contract.inputs),
@@ -211,3 +215,56 @@ def _operators_at_hand() -> Iterator[None]:
 @functools.cache
 def _known_operators(owner: Any) -> Any:
     return owner.from_torchlib(opset_version=OPSET)
+
+
+@contextmanager
+def _decomposed_in_place() -> Iterator[None]:
+    """Have the exporter trace no graph again, to decompose it, whose operators all have a form in ONNX already."""
+    try:
+        from torch.onnx._internal.exporter import _fx_passes as owner
+
+        usual = owner.decompose_with_registry
+    except (ImportError, AttributeError):  # another version's place: it traces every graph again
+        yield
+        return
+
+    def decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+        return program if _decompose(program.graph, registry.is_registered) else usual(program, registry)
+
+    owner.decompose_with_registry = decomposed  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        owner.decompose_with_registry = usual
+
+
+def _cast(call: torch.fx.Node) -> _Form:
+    rows, dtype = call.args[:2]
+    if rows.meta["val"].dtype == dtype:  # type: ignore[union-attr]
+        return _ATEN.clone.default, (rows,), {}
+    return _ATEN._to_copy.default, (rows,), {"dtype": dtype}
+
+
+_FORMS: Mapping[Any, Callable[[torch.fx.Node], _Form]] = {
+    _ATEN.to.dtype: _cast,
+    _ATEN.__and__.Tensor: lambda call: (_ATEN.bitwise_and.Tensor, call.args, {}),
+    _ATEN.rsub.Scalar: lambda call: (
+        _ATEN.sub.Tensor,
+        call.args[1::-1],
+        {"alpha": call.args[2] if call.args[2:] else 1},
+    ),
+}
+"""What PyTorch decomposes into one operator: this, its inputs and its attributes."""
+
+
+def _decompose(graph: torch.fx.Graph, is_known: Callable[[Any], bool]) -> bool:
+    """Give each operator that is not known its form in known ones; False, and nothing is changed, if one has none."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target not in _NOTES]
+    for call in calls:
+        is_changing = isinstance(call.target, torch._ops.OpOverload) and call.target._schema.is_mutable
+        if is_changing or not (is_known(call.target) or call.target in _FORMS):
+            return False
+    for call in calls:
+        if call.target in _FORMS:
+            call.target, call.args, call.kwargs = _FORMS[call.target](call)
+    return True

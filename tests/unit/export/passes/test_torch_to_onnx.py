@@ -1,8 +1,12 @@
 """From PyTorch modules to graphs."""
 
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from mirrorsd.export.passes.quantise import QuantiseWeights
@@ -52,3 +56,32 @@ def test_what_another_exporter_adds_to_its_operators_stays_its_own() -> None:
         theirs.register_op(sine, lambda rows: rows)
         others = ONNXRegistry.from_torchlib()
     assert len(others.get_decomps(sine)) + 1 == len(theirs.get_decomps(sine))
+
+
+class Decomposed(nn.Module):
+    """What PyTorch writes with other operators than ONNX has; a place is changed if asked for."""
+
+    def __init__(self, *, is_changing: bool) -> None:
+        super().__init__()
+        self.is_changing = is_changing
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        found = (1 - inputs[0]).to(torch.float64).to(torch.float64)
+        found = torch.where((found > 0) & (found < 1), found, torch.rsub(found, 2, alpha=3)).to(torch.float32)
+        return found.add_(1) if self.is_changing else found.to(torch.float32)
+
+
+@pytest.mark.parametrize("is_changing", [False, True])
+def test_a_graph_whose_operators_have_forms_in_onnx_is_traced_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_changing: bool
+) -> None:
+    traced_again, usual = list[object](), _fx_passes.decompose_with_registry
+    monkeypatch.setattr(_fx_passes, "decompose_with_registry", lambda *both: traced_again.append(both) or usual(*both))
+    rows, found = (TensorSpec(name=name, dtype="float32", shape=(1, "S", 5)) for name in ("rows", "found"))
+    module = Decomposed(is_changing=is_changing)
+    model = export_stage(module, StageContract(name="forms", inputs=(rows,), outputs=(found,)), Weights())
+    assert bool(traced_again) == is_changing
+    given = np.linspace(-1, 2, 20, dtype=np.float32).reshape(1, 4, 5)
+    content = ir.serde.serialize_model(model).SerializeToString()
+    (computed,) = ort.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, {"rows": given})
+    assert np.array_equal(computed, module(torch.from_numpy(given)).numpy())
