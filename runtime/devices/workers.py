@@ -257,12 +257,12 @@ class DeviceWorker(Worker):
 
     def _do_next(self, entry: Entry) -> None:
         entries, late = self.with_others(entry), None
-        while not self.turn.acquire(timeout=WATCH_S):
+        while not (turn := self.turn).acquire(timeout=WATCH_S):  # it may be another one once this one hangs
             late = self.end_overdue(late)
         try:
             self.do_together(entries)
         finally:
-            self.turn.release()
+            turn.release()
 
     def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""

@@ -221,6 +221,23 @@ def test_nobody_waits_for_a_draft_that_hangs(
     assert hung.result() is True
 
 
+def test_a_pass_that_hangs_while_turns_begin_to_be_taken_ends_no_thread(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the turn that was given up behind it, and no other to give back."""
+    monkeypatch.setattr(draft_company, "TURN_S", 0.1)
+    target, release = DeviceWorker("target"), threading.Event()
+    hung = target.submit(lambda: release.wait(5), "a")
+    while not target.turn.locked():
+        sleep(0.001)
+    table.share(target)
+    assert table.worker.submit(AskedJob(lambda: "over"), "b").wait(2)
+    release.set()
+    assert hung.result() is True
+    assert target.submit(lambda: "over", "a").wait(2)
+    assert target.close()
+
+
 def test_a_lent_pass_that_hangs_is_ended_in_time_and_keeps_nobody(
     table: Table, target: DeviceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
