@@ -44,7 +44,7 @@ class TargetLink:
         self.takes_trees, self.heads = session.takes_trees, session.heads
         self._session, self._worker = session, worker
         self._cached = np.zeros(session.context, dtype=np.int64)
-        self._num_cached = 0
+        self._num_cached, self._whose = 0, 0  # a handler's text may come in the middle of another one's step
         self.reading = self._cached[:0]
 
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
@@ -59,7 +59,8 @@ class TargetLink:
             start = min(start, reader.num_read(request.tokens))
         start = self._session.resumable(start)
         request.num_reused = start
-        self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
+        # Before the first row is written over: an interrupted chunk leaves anything behind.
+        self._num_cached, self._whose = start, id(request)
         self.reading = tokens
         try:
             self._read(request, start, reader)
@@ -68,14 +69,14 @@ class TargetLink:
 
     def _read(self, request: Request, start: int, reader: RowReader | None) -> None:
         tokens = self.reading
-        while start < len(tokens):
+        while start < len(tokens) and self._whose == id(request):  # else its next step reads it again
             request.raise_if_cancelled()
             most = self._worker.chunk_rows(request.ledger, start, request.speculation.prefill_rows)
             chunk = tokens[start : (stop := min(start + most, len(tokens)))]
             job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)
             self.result(request, ticket := self._worker.submit(job, request.ledger))
             request.in_company_of(ticket.joint)
-            self._remember(start, chunk)
+            self._remember(start, chunk, id(request))
             if reader is not None:
                 reader.read(start, stop)
             start = stop
@@ -179,7 +180,7 @@ class TargetLink:
 
     def write_cache(self, tokens: NDArray[np.int64], kept: Kept) -> None:
         """Take over what was kept of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
-        self._num_cached = 0
+        self._num_cached, self._whose = 0, 0
         self._worker.run(partial(self._session.write_cache, kept))
         self._remember(0, tokens)
 
@@ -194,7 +195,7 @@ class TargetLink:
 
     def _copy(self, other: "TargetLink", most: int | None) -> None:
         """Runs on the target's thread, where what the other one notes as cached stays so."""
-        tokens = other.cached[:most].copy()
+        self._whose, tokens = 0, other.cached[:most].copy()
         start = self._num_cached = longest_common_prefix(self.cached, tokens)
         self._session.copy_rows(other._session, range(start, len(tokens)))
         self._remember(start, tokens[start:])
@@ -213,12 +214,14 @@ class TargetLink:
 
     def keep(self, request: Request, num_cached: int) -> None:
         """Note that the first `num_cached` positions of the committed text are cached."""
-        start = self._num_cached
-        self._remember(start, request.tokens[start:num_cached])
+        self._remember(self._num_cached, request.tokens[self._num_cached : num_cached], id(request))
 
-    def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
-        self._cached[start : start + len(tokens)] = tokens
-        self._num_cached = start + len(tokens)
+    def _remember(self, start: int, tokens: NDArray[np.int64], whose: int = 0) -> None:
+        """Note what is cached behind `start`; nothing where other rows were written since this text's were read."""
+        self._num_cached = min(self._num_cached, start)
+        if whose == self._whose:
+            self._cached[start : start + len(tokens)] = tokens
+            self._num_cached = start + len(tokens)
 
 
 class DraftLink:

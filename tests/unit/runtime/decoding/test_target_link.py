@@ -123,6 +123,46 @@ def test_a_rejected_token_does_not_count_as_cached(worker: DeviceWorker) -> None
     assert following.num_reused == 5
 
 
+def beside(link: TargetLink) -> None:
+    """Another text, of a signal's handler: it reads 1 2 and verifies a wrong guess, in rows that the first one has."""
+    other = make_request([1, 2])
+    link.prefill(other)
+    link.result(other, link.submit(other, 1, np.array([9])))
+    other.commit([3], [1.0], 0.1)
+    link.keep(other, 2)
+
+
+def test_a_step_in_the_middle_of_which_another_text_came_leaves_no_record(worker: DeviceWorker) -> None:
+    link, request = TargetLink(Noting(), worker), make_request([1, 2, 3, 4])
+    link.prefill(request)
+    link.result(request, link.submit(request, 3, np.array([10])))
+    beside(link)
+    request.commit([10, 4], [1.0, 1.0], 0.1)
+    link.keep(request, 5)
+    following = make_request([1, 2, 3, 4, 10, 4])
+    link.prefill(following)
+    assert following.num_reused == 2
+
+
+def test_a_prompt_in_the_middle_of_which_another_text_came_is_read_again(worker: DeviceWorker) -> None:
+    class Interrupted:
+        def num_read(self, tokens: NDArray[np.int64]) -> int:
+            return len(tokens)
+
+        def read(self, start: int, stop: int) -> None:
+            if start == 2:
+                beside(link)
+
+    link, prompt = TargetLink(Noting(), worker), [1, 2, 3, 4, 5, 6, 7]
+    link.prefill(make_request(prompt, prefill_rows=2), Interrupted())
+    assert link.cached.tolist() == [1, 2], "it is read again with its next step"
+    again = make_request(prompt)
+    link.prefill(again)
+    assert again.num_reused == 2
+    output = link.result(again, link.submit(again, 6, NO_TOKENS))
+    assert output.argmax_ids.tolist() == [sum(prompt) % 16]
+
+
 @pytest.mark.parametrize(("num_prompt", "num_rows"), [(4, 8), (12, 3)], ids=["there is room", "the context ends"])
 def test_passes_are_padded_to_equal_numbers_of_rows(worker: DeviceWorker, num_prompt: int, num_rows: int) -> None:
     target, request = Noting(), make_request([1] * num_prompt, pad_rows_to=8)
