@@ -46,7 +46,7 @@ class Seat:
         engine.seats.add(self)
         self._link: DraftLink | None = None
         self._heads: dict[str, HeadLink] = {}
-        self._head: HeadLink | None = None
+        self._asked: DraftLink | HeadLink | None = None
 
     @property
     def context(self) -> int:
@@ -56,8 +56,7 @@ class Seat:
     @property
     def draft_failure(self) -> str | None:
         """Why the draft, or the head, was given up in the current request."""
-        link = self._head or self._link
-        return link.failure if link else None
+        return self._asked.failure if self._asked else None
 
     @property
     def heads(self) -> Collection[str]:
@@ -66,17 +65,17 @@ class Seat:
 
     def decoder(self, request: Request, method: str) -> Decoder:
         """The decoder for a request; plain where the draft cannot be used, and first of all what replays its text."""
-        self._head = None
+        self._asked = None
         if request.num_to_replay:
             return StepDecoder(request, self.target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
-            self._head = self._head_link(method)
-            return head_decoder(request, self.target, self._head, self._engine.known)
+            self._asked = head = self._head_link(method)
+            return head_decoder(request, self.target, head, self._engine.known)
         if method == "lookup":
             return lookup_decoder(request, self.target, self._engine.known)
         if method == "plain" or not self._is_draft_ready():
             return plain_decoder(request, self.target)
-        self._link = link = DraftLink(
+        self._asked = self._link = link = DraftLink(
             self._drafter,
             self._engine.draft_worker,
             request.speculation.draft_deadline_s,
@@ -100,6 +99,7 @@ class Seat:
         if self._link is None or self._link.failure is None:
             return True
         if self._link.is_busy():
+            self._asked = self._link
             warnings.warn(
                 f"The draft is still hung ({self._link.failure}); this text is decoded plainly.",
                 RuntimeWarning,

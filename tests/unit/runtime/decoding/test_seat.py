@@ -216,6 +216,16 @@ def test_a_draft_that_recovers_is_used_again(make_bench: Make) -> None:
     assert any(step.num_window for step in bench.last_request.steps)
 
 
+@pytest.mark.parametrize("method", ["plain", "lookup"])
+def test_a_failure_is_told_of_the_text_that_had_it(make_bench: Make, method: str) -> None:
+    bench = make_bench(draft=failing_draft(_raise, 0))
+    with pytest.warns(RuntimeWarning, match="The draft failed"):
+        expected = bench.decode(PROMPT, "serial")
+    assert bench.seat.draft_failure == "RuntimeError: the device fell off the bus"
+    assert bench.decode(PROMPT, method) == expected
+    assert bench.seat.draft_failure is None
+
+
 def test_a_slow_draft_only_costs_time(make_bench: Make) -> None:
     def slow(text: list[int]) -> list[int]:
         time.sleep(0.002)
