@@ -284,7 +284,7 @@ def _sources(known: Knowledge, *, is_sampling: bool) -> Iterator[tuple[str, Sour
     """The draft, and every head that was used, with what is known of each."""
     pair = known.pairs[is_sampling]
     yield "draft", pair, known.lengths[is_sampling]
-    for kind in pair.heads:
+    for kind in [*pair.heads]:  # another text may ask a head for the first time
         yield kind, *known.head(kind, is_sampling=is_sampling)
 
 

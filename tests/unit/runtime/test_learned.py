@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from itertools import product
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mirrorsd.runtime.draft.drafter import mix
 from mirrorsd.runtime.policy.account import Account
 from mirrorsd.runtime.policy.knowledge import Knowledge
+from mirrorsd.runtime.policy.windows import LearnedLengths
 from mirrorsd.runtime.tuned import check_learned, learned_of, recall
 from mirrorsd.texts.config import SpeculationConfig
 
@@ -50,6 +52,24 @@ def test_what_was_learned_is_taken_up_again() -> None:
         assert worths[0] != Account(Knowledge().pairs[is_sampling]).worth_of_drafting(50.0, is_ready=False)
         repeats = [one.lengths[is_sampling].repeats for one in (known, again)]
         assert repeats[0].reach(9, 6) == pytest.approx(repeats[1].reach(9, 6), rel=1e-4)
+
+
+def test_a_head_that_is_asked_meanwhile_for_the_first_time_disturbs_nobody() -> None:
+    class Asking(LearnedLengths):
+        """Another thread begins a text beside whoever looks at its speed."""
+
+        def __init__(self, known: Knowledge) -> None:
+            super().__init__()
+            self._known = known
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "tokens_per_second":
+                self._known.head("medusa", is_sampling=False)
+            return super().__getattribute__(name)
+
+    known = taught()
+    known.lengths_of_heads["eagle3", False] = Asking(known)
+    assert "greedy.eagle3" in learned_of(known)
 
 
 def test_times_follow_a_machine_that_is_slower_today() -> None:
