@@ -137,10 +137,10 @@ class Seat:
         Raises:
             GenerationError: the devices are in another process, or at work on this very thread, which is interrupted.
         """
-        worker = self._engine.target_worker
-        if worker.is_forked:
+        if self.is_forked:
             self._engine.check_usable()
-        worker.check_reachable()
+        self._engine.target_worker.check_reachable()
+        self._engine.draft_worker.check_reachable()
 
     @property
     def is_forked(self) -> bool:

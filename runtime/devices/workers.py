@@ -45,7 +45,7 @@ class _Jobs:
         self.backlog: deque[Entry | None] = deque()
         self.num_pending, self.is_closed = 0, False
         self.by_owner: Counter[object] = Counter()
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self._has_room = threading.Condition(self.lock)
         self._num_without_room = 0
 
@@ -354,14 +354,16 @@ class DeviceWorker(Worker):
 
     @property
     def _is_lent_here(self) -> bool:
-        return getattr(self.loan, "thread", None) == get_ident()
+        # Who holds the lock keeps the worker's thread from ending any job.
+        return self.jobs.lock._is_owned() or getattr(self.loan, "thread", None) == get_ident()
 
     def check_reachable(self) -> None:
         """Refuse a job that the device could never begin while this thread waits for it.
 
         Raises:
             DeviceError: the device's thread stayed behind when this process was forked.
-            GenerationError: the device is lent to this thread, which a signal handler has interrupted.
+            GenerationError: the device is lent to this thread, or is being given a job by it, which a signal handler
+                has interrupted.
         """
         if self.is_forked:
             raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")

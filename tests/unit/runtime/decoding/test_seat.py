@@ -226,6 +226,14 @@ def test_a_failure_is_told_of_the_text_that_had_it(make_bench: Make, method: str
     assert bench.seat.draft_failure is None
 
 
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_no_step_is_begun_where_a_device_is_just_given_a_job(make_bench: Make, name: str) -> None:
+    bench = make_bench()
+    with getattr(bench.engine, f"{name}_worker").jobs.lock, pytest.raises(GenerationError, match=f"The {name} is in"):
+        bench.seat.check_reachable()
+    bench.seat.check_reachable()
+
+
 def test_a_slow_draft_only_costs_time(make_bench: Make) -> None:
     def slow(text: list[int]) -> list[int]:
         time.sleep(0.002)

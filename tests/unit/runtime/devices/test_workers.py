@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, GenerationError
+from mirrorsd.runtime.devices.company import Entry
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Overdue, Ticket
 
@@ -137,6 +138,26 @@ def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
     worker.turn = device
     assert not worker.has_pending()
     assert worker.perform(threading.get_ident).result() == threading.get_ident(), "it is still lent"
+    assert worker.close()
+
+
+@pytest.mark.parametrize("way", ["submit", "perform"])
+def test_a_handler_that_interrupts_who_gives_a_job_is_refused_at_once(way: str) -> None:
+    """It holds what the worker's thread needs to end any job."""
+    worker, refused = DeviceWorker("test"), list[BaseException]()
+    put = worker.jobs.put
+
+    def interrupted(entry: Entry) -> None:
+        worker.jobs.put = put  # type: ignore[method-assign]
+        with pytest.raises(GenerationError, match="on this very thread") as found:
+            getattr(worker, way)(lambda: "of the handler")
+        refused.append(found.value)
+        put(entry)
+
+    worker.jobs.put = interrupted  # type: ignore[method-assign]
+    assert worker.submit(lambda: "over").result() == "over"
+    assert len(refused) == 1
+    assert worker.submit(lambda: "later").result() == "later"
     assert worker.close()
 
 
