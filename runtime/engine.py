@@ -113,24 +113,25 @@ class SharedPasses:
     ) -> None:
         """`rest` lets what it needs move to huge pages, piece by piece; None where there are none."""
         self._threads, self._model, self._seats, self._known, self._rest = threads, model, seats, known, rest
-        self._lock = threading.RLock()
         self._num_slots = 0
         self.drafts: DraftCompany | None = None
         threads.target.on_company = partial(_if_there, weakref.WeakMethod(self.open))
 
     def open(self, least: int = 1) -> None:
-        """Open what as many need as there are, and `least`, unless there is enough for them. From any thread."""
+        """Open what as many need as there are, and `least`, unless there is enough for them. From any thread.
+
+        No lock is held: the target's thread would wait for one whose holder a signal's handler has interrupted.
+        """
         num_slots = next(size for size in _SLOTS if size >= min(max(len(self._seats) - 1, least), _SLOTS[-1]))
-        with self._lock:
-            if num_slots <= self._num_slots or not self._threads.is_open:
-                return
+        if num_slots > self._num_slots and self._threads.is_open:
             self._num_slots = num_slots
-        self._threads.preparing.leave(partial(_if_there, weakref.WeakMethod(self.join), num_slots))
+            self._threads.preparing.leave(partial(_if_there, weakref.WeakMethod(self.join), num_slots))
 
     def join(self, num_slots: int) -> None:
         """Open what runs so many conversations together, and use it from then on; else they take turns."""
         worker = self._threads.target
-        if not self._threads.is_open:
+        is_there = worker.company is not None and worker.company.batch.num_slots >= num_slots  # two have asked at once
+        if is_there or not self._threads.is_open:
             return
         if self.drafts is not None:
             self.drafts.open()

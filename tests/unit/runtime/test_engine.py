@@ -12,7 +12,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.testing.fake import FakeBatch, FakeDraft, FakeModel, FakeTarget
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
@@ -182,3 +182,38 @@ def test_a_seat_that_forgot_reads_the_prompt_anew_and_says_the_same(engine: Engi
     request = new_request(seat, PROMPTS[0], "mirror")
     assert finish(seat, request) == expected
     assert request.num_reused == 0
+
+
+def test_who_opens_what_conversations_share_keeps_no_other_thread(engine: Engine) -> None:
+    """A signal's handler may interrupt him, and wait for the target's thread, which opens the same."""
+    passes = engine._passes
+    threads, others = passes._threads, list[threading.Thread]()
+
+    class Interrupted:
+        preparing = threads.preparing
+
+        @property
+        def is_open(self) -> bool:
+            if not others:
+                others.append(threading.Thread(target=passes.open, args=(4,), daemon=True))
+                others[0].start()
+                others[0].join(2.0)
+            return True
+
+    passes._threads = Interrupted()  # type: ignore[assignment]
+    passes.open(4)
+    passes._threads = threads
+    assert not others[0].is_alive()
+
+
+def test_what_conversations_share_is_opened_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[int]()
+
+    def open_batch(num_slots: int) -> FakeBatch:
+        opened.append(num_slots)
+        return FakeBatch(num_slots)
+
+    monkeypatch.setattr(engine.target_model, "open_batch", open_batch)
+    for num_slots in (4, 4, 2, 8):
+        engine._passes.join(num_slots)
+    assert opened == [4, 8]
