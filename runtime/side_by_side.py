@@ -5,7 +5,7 @@ Owns: who writes which text, and the threads of texts that nobody reads yet. Doe
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
@@ -78,9 +78,11 @@ class _Writing(Generic[Writer]):
         """Have as many as can be borrowed write what is left, once."""
         if self._left and not self._threads:
             places = borrow(len(self._left))
-            self._threads = [threading.Thread(target=self._write, args=(place,), daemon=True) for place in places]
-            for thread in self._threads:
-                thread.start()
+            with suppress(RuntimeError):  # the system has no more threads: who reads writes what is left
+                for place in places:
+                    thread = threading.Thread(target=self._write, args=(place,), daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
 
     def read(self, number: int) -> Iterator[Chunk]:
         """What is written of a text, as it comes.

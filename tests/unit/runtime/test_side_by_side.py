@@ -93,6 +93,26 @@ def test_a_failure_comes_when_its_text_is_read_and_ends_the_others() -> None:
     assert len(desk.given_back) == 2
 
 
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_where_the_system_has_no_more_threads_who_reads_writes_the_rest(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    desk, begin, begun = Desk(3), threading.Thread.start, list[threading.Thread]()
+    for gate in desk.gates:
+        gate.set()
+
+    def begin_some(thread: threading.Thread) -> None:
+        if len(begun) == num_threads:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin_some)
+    assert words_of(list(side_by_side("own", desk.texts, desk.lend))) == EXPECTED
+    assert set(desk.writers.values()) <= {"own", "other 0"}
+    assert len(desk.given_back) == num_threads
+
+
 def test_who_reads_no_further_stops_what_is_written() -> None:
     desk = Desk(3)
     reading = side_by_side("own", desk.texts, desk.lend)
