@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.devices.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.graphs.errors import BundleError, Cancelled, GenerationError
+from mirrorsd.graphs.errors import BundleError, Cancelled, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.protocol import Kept
 from mirrorsd.runtime.decoding.protocol import Stop
@@ -138,10 +138,10 @@ class MirrorSession:
         """Sessions of its own that go on from what this one has read, if they can share its passes."""
         num_others = self._engine.num_sharing(1 + most) - 1
         parts = self._engine, self._reader, self._manifest, self._speculations, self._layout
-        while len(self._others) < num_others:
-            self._others.append(MirrorSession(*parts))
-        others = self._others[:num_others]
-        return [nullcontext(other) for other in others if not other._turns.is_taken and other.follow(self)]
+        with suppress(DeviceError):  # there is no room for it: fewer write at once
+            while len(self._others) < num_others:
+                self._others.append(MirrorSession(*parts))
+        return [nullcontext(one) for one in self._others[:num_others] if not one._turns.is_taken and one.follow(self)]
 
     def follow(self, other: "MirrorSession", num_tokens: int | None = None) -> bool:
         """Take over what another session of the pipeline has cached, so that it is not read again.

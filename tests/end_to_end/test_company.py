@@ -10,11 +10,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from fake_pipelines import make_pipeline
 
 from mirrorsd import Cancelled, CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
 from mirrorsd.devices.draft_memory import DraftPass, TipGuesses
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import TargetOutput, TargetPass
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Task
@@ -201,6 +203,20 @@ def test_several_answers_are_written_in_one_pass_and_are_those_alone(pipe: Mirro
         assert [one.seed for one in found] == [one.seed for one in expected]
         last_rows = 2 if method == "auto" else 1  # a head that auto tries guesses from the last row but one
         assert all(one.stats.num_reused_tokens >= one.stats.num_prompt_tokens - last_rows for one in found[1:])
+
+
+def test_several_answers_are_written_where_there_is_no_room_for_more_caches(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise DeviceError("there is no room for a cache")
+
+    options = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+    with make_pipeline(tiny_bundle) as pipe:
+        expected = [answer.token_ids for answer in pipe.generate_several(3, "x", **options)]
+        monkeypatch.setattr(pipe.engine, "num_sharing", lambda wanted: wanted)
+        monkeypatch.setattr(pipe.engine.target_model, "new_session", refuse)
+        assert [answer.token_ids for answer in pipe.generate_several(3, "x", **options)] == expected
 
 
 def test_choices_of_an_answer_are_written_in_one_pass_on_free_seats(
