@@ -362,8 +362,7 @@ class DeviceWorker(Worker):
 
         Raises:
             DeviceError: the device's thread stayed behind when this process was forked.
-            GenerationError: the device is lent to this thread, or is being given a job by it, which a signal handler
-                has interrupted.
+            GenerationError: this thread does or gives the device a job, which a signal handler has interrupted.
         """
         if self.is_forked:
             raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")
