@@ -60,8 +60,7 @@ class TargetLink:
         start = self._session.resumable(start)
         request.num_reused = start
         # Before the first row is written over: an interrupted chunk leaves anything behind.
-        self._num_cached, self._whose = start, id(request)
-        self.reading = tokens
+        self._num_cached, self._whose, self.reading = start, id(request), tokens
         try:
             self._read(request, start, reader)
         finally:
@@ -190,12 +189,13 @@ class TargetLink:
         What this one has cached, too, is not copied. Between two requests' steps of this one only.
         """
         if self._session.copies_rows:
+            self._whose = 0
             self._worker.run(partial(self._copy, other, most))
         return self._session.copies_rows
 
     def _copy(self, other: "TargetLink", most: int | None) -> None:
-        """Runs on the target's thread, where what the other one notes as cached stays so."""
-        self._whose, tokens = 0, other.cached[:most].copy()
+        """Runs on the target's thread, where what the other one notes as cached stays so; nothing if too late."""
+        tokens = other.cached[: 0 if self._whose else most].copy()
         start = self._num_cached = longest_common_prefix(self.cached, tokens)
         self._session.copy_rows(other._session, range(start, len(tokens)))
         self._remember(start, tokens[start:])

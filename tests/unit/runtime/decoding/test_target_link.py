@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,26 @@ def test_a_prompt_in_the_middle_of_which_another_text_came_is_read_again(worker:
     assert again.num_reused == 2
     output = link.result(again, link.submit(again, 6, NO_TOKENS))
     assert output.argmax_ids.tolist() == [sum(prompt) % 16]
+
+
+def test_a_copy_that_comes_when_the_next_text_has_begun_writes_over_nothing(worker: DeviceWorker) -> None:
+    """Whoever asked for it has waited for a device that hung, and was told so."""
+
+    class Copying(Noting):
+        copies_rows = True  # type: ignore[assignment]
+
+        def copy_rows(self, source: Any, rows: range) -> None:
+            if rows:
+                self._text[rows.start :] = source._text[rows.start : rows.stop]
+
+    link, other, request = TargetLink(Copying(), worker), TargetLink(Copying(), worker), make_request([1, 2, 3, 4, 5])
+    other.prefill(make_request([1, 9, 9, 9, 9]))
+    assert link.follow(other)
+    assert link.cached.tolist() == [1, 9, 9, 9]
+    link.prefill(request)
+    worker.run(partial(link._copy, other, None))
+    output = link.result(request, link.submit(request, 4, NO_TOKENS))
+    assert output.argmax_ids.tolist() == [sum([1, 2, 3, 4, 5]) % 16]
 
 
 @pytest.mark.parametrize(("num_prompt", "num_rows"), [(4, 8), (12, 3)], ids=["there is room", "the context ends"])
