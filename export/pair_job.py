@@ -15,7 +15,8 @@ from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_co
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
-from mirrorsd.families.registry import FAMILIES, most_positions, smallest_window
+from mirrorsd.families.positions import most_positions, smallest_window
+from mirrorsd.families.registry import FAMILIES
 from mirrorsd.graphs.errors import ConfigError
 
 

@@ -1,7 +1,7 @@
 """The families that are supported: one entry each, and what is refused before any work.
 
 Owns: the registry and the checks on config.json. Does not own: loading weights, or how a family's parts are found
-(`decoder_parts.py`).
+(`decoder_parts.py`), how far its positions reach (`positions.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +27,7 @@ from .decoder_parts import (
 )
 from .experts import Mixture
 from .gated_delta import gated_delta_shape
+from .positions import rope_kinds
 from .short_conv import short_conv_shape
 
 Built = TypeVar("Built")
@@ -62,9 +63,10 @@ class Family:
 
     `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `mixture`
     tells the weights of experts and routers, in families that have them. `refused` says, by name of a config entry,
-    what an entry that is set stands for and why it stops the export. `read_quantised` names the methods of rounded
-    weights that are read, as the floats that they stand for. `renamed` has parts of weights' names in checkpoints, and
-    what transformers calls them.
+    what an entry that is set stands for and why it stops the export. `unread` names entries that mean something in
+    other families, and that the layers of this one overlook. `read_quantised` names the methods of rounded weights that
+    are read, as the floats that they stand for. `renamed` has parts of weights' names in checkpoints, and what
+    transformers calls them.
     """
 
     model_type: str
@@ -74,6 +76,7 @@ class Family:
     recurrent: Callable[[Any], RecurrentShape | None] | None = None
     mixture: Mixture | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unread: tuple[str, ...] = ()
     read_quantised: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -84,6 +87,8 @@ class Family:
         return stored
 
 
+_WINDOW = ("sliding_window",)
+_WINDOW_AND_HEADS = (*_WINDOW, "num_key_value_heads", "head_dim")
 _BIDIRECTIONAL = MappingProxyType({"use_bidirectional_attention": "attention in both directions"})
 
 _QWEN3_5 = Family(
@@ -103,7 +108,12 @@ _LFM2 = Family(
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
-        Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
+        Family(
+            model_type="llama",
+            models="Llama 2, 3, 3.1, 3.2; TinyLlama",
+            beyond="scaled rotary positions",
+            unread=_WINDOW,
+        ),
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
         _QWEN3_5,
@@ -158,9 +168,21 @@ FAMILIES: Mapping[str, Family] = {
             renamed=MappingProxyType({".self_attn.gate_proj.": ".self_attn.g_proj."}),
         ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
+        Family(model_type="ministral", models="Ministral 8B", beyond="a window in some layers"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
-        Family(model_type="granite", models="Granite 3 (dense)", beyond="four multipliers", parts=granite_parts),
-        Family(model_type="olmo2", models="OLMo 2", beyond="norms after sub-layers, norms of whole queries and keys"),
+        Family(
+            model_type="granite",
+            models="Granite 3 (dense)",
+            beyond="four multipliers",
+            parts=granite_parts,
+            unread=_WINDOW,
+        ),
+        Family(
+            model_type="olmo2",
+            models="OLMo 2",
+            beyond="norms after sub-layers, norms of whole queries and keys",
+            unread=_WINDOW,
+        ),
         Family(
             model_type="phi3",
             models="Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
@@ -186,12 +208,14 @@ FAMILIES: Mapping[str, Family] = {
             beyond="learned positions, transposed weights",
             parts=gpt2_parts,
             refused=MappingProxyType({"add_cross_attention": "cross-attention"}),
+            unread=_WINDOW_AND_HEADS,
         ),
         Family(
             model_type="opt",
             models="OPT",
             beyond="learned positions, norms before or after, projections around the layers",
             parts=opt_parts,
+            unread=_WINDOW_AND_HEADS,
         ),
     )
 }
@@ -254,14 +278,21 @@ def recurrent_shape(config: Any) -> RecurrentShape | None:
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says of the text model; of a model that takes images too, its part.
+    """What a config.json says of the text model, as transformers takes it; of a model that takes images too, its part.
+
+    A Mistral that tells its layers apart is a Ministral to transformers.
 
     >>> text_part({"model_type": "qwen3_5", "text_config": {"hidden_size": 64}, "vision_config": {}})
     {'hidden_size': 64, 'model_type': 'qwen3_5_text'}
+    >>> text_part({"model_type": "llama", "sliding_window": 4096})
+    {'model_type': 'llama'}
     """
     name, part = str(config.get("model_type")), config.get("text_config")
+    if name == "mistral" and "layer_types" in config:
+        return {**config, "model_type": "ministral"}
     if name not in _TEXT_PARTS or not isinstance(part, Mapping):
-        return dict(config)
+        unread = FAMILIES[name].unread if name in FAMILIES else ()
+        return {entry: value for entry, value in config.items() if entry not in unread}
     about_all = {entry: config[entry] for entry in _ABOUT_THE_WHOLE if entry in config}
     lent = {entry: config[entry] for entry in _OF_EITHER if entry in config and part.get(entry) is None}
     return {**part, **about_all, **lent, "model_type": _TEXT_PARTS[name]}
@@ -299,21 +330,11 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
         rope = config.get(entry) or {}
         if not isinstance(rope, Mapping):
             return f"has {entry} {rope!r} in config.json; expected a table such as {_EXAMPLE_ROPE}"
-        for kind in _rope_kinds(rope):
+        for kind in rope_kinds(rope):
             if kind not in _ROPE_TYPES:
                 known = f"supported are {', '.join(_ROPE_TYPES)}"
                 return f"has in {entry} of config.json rope type {kind!r}; {_ROPE_ADVICE.get(kind, known)}"
     return None
-
-
-def _rope_kinds(rope: Mapping[str, Any]) -> list[str]:
-    """Kinds of rotary positions: one, or one per kind of layer.
-
-    >>> _rope_kinds({"type": "linear"}), _rope_kinds({"full_attention": {"rope_type": "yarn"}})
-    (['linear'], ['yarn'])
-    """
-    nested = [part for part in rope.values() if isinstance(part, Mapping)]
-    return [str(part.get("rope_type", part.get("type", "default"))) for part in nested or [rope]]
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,26 +382,3 @@ def _is_built_without(name: str, config: Mapping[str, Any], build: Callable[[dic
     except Exception:
         return False
     return True
-
-
-def most_positions(config: Mapping[str, Any]) -> int:
-    """Positions that a completed config was made for.
-
-    Long rope uses one set of tables up to the length that the model was first trained on and another beyond it, which
-    would have to change in the middle of a text: only the first set is exported. YaRN, which a config may have beside
-    the length that the model was trained on, stretches that.
-    """
-    limit = int(config["max_position_embeddings"])
-    rope = config.get("rope_parameters") or {}
-    if "longrope" in _rope_kinds(rope):
-        limit = min(limit, int(rope["original_max_position_embeddings"]))
-    elif rope.get("rope_type") == "yarn":
-        limit = max(limit, int(rope["factor"] * rope["original_max_position_embeddings"]))
-    return limit
-
-
-def smallest_window(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a layer with a sliding window sees, by a completed config; None where no layer has one."""
-    window, kinds = config.get("sliding_window"), config.get("layer_types")
-    has_window = window is not None and (kinds is None or "sliding_attention" in kinds)
-    return int(window) if has_window and window is not None else None

@@ -16,6 +16,7 @@ from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tens
 from mirrorsd.export.checkpoints.licence import find_licence
 from mirrorsd.export.weights.expert_tensors import with_separate_experts
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
+from mirrorsd.families.positions import smallest_window
 from mirrorsd.families.registry import BESIDE_THE_TEXT, FAMILIES, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
@@ -266,6 +267,12 @@ def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: f
         config = completed(written)
     except ValueError as error:
         raise ExportError(f"the {role}'s {path} contradicts itself: {error}") from error
+    window = smallest_window(config)
+    if window is not None and window < 1:
+        raise ExportError(
+            f"the {role}'s {path} has sliding_window {window}; expected a whole number of 1 or more, or null where no "
+            "layer has a window"
+        )
     num_heads, num_groups = config["num_attention_heads"], config["num_key_value_heads"]
     if num_groups and num_heads % num_groups:
         raise ExportError(

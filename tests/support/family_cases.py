@@ -159,6 +159,12 @@ CASES = (
         least_agreement=0.85,  # 0.003 nats
     ),
     Case("mistral", "a window of 50", False, {"sliding_window": 50}),
+    Case(
+        "ministral",
+        "a window of 48 in every other layer",
+        True,
+        {"head_dim": 32, "sliding_window": 48, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
     Case(
         "granite",

@@ -1,11 +1,14 @@
 """What config.json says about a family, completed with Hugging Face's defaults."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
-from mirrorsd.families.registry import FAMILIES, completed, find_obstacle, most_positions, smallest_window, text_part
+from mirrorsd.families.positions import most_positions, smallest_window
+from mirrorsd.families.registry import FAMILIES, completed, find_obstacle, text_part
 
 LONG_ROPE = {
     "model_type": "phi3",
@@ -46,6 +49,43 @@ def test_yarn_reaches_beyond_the_length_that_was_trained() -> None:
     assert most_positions(completed(config)) == 131072
     assert most_positions(completed(config | {"rope_scaling": None})) == 40960
     assert most_positions(completed(config | {"max_position_embeddings": 262144})) == 262144
+
+
+def test_yarn_without_a_factor_reaches_as_far_as_the_config_says() -> None:
+    """Transformers takes the ratio of both lengths then; what is no number it refuses itself."""
+    rope = {"rope_type": "yarn", "original_max_position_embeddings": 256}
+    config = {"model_type": "llama", "max_position_embeddings": 1024, "num_attention_heads": 4, "hidden_size": 64}
+    for factor in (None, "4.0", float("nan")):
+        assert most_positions(completed(config | {"rope_parameters": {**rope, "factor": factor}})) == 1024
+
+
+def test_long_rope_of_one_kind_of_layer_is_a_bound_too() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256, **factors}
+    ropes = {"full_attention": long, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = {"model_type": "gemma3_text", "max_position_embeddings": 1024, "head_dim": 16, "rope_parameters": ropes}
+    assert most_positions(completed(config)) == 256
+
+
+def test_a_mistral_that_tells_its_layers_apart_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    """Every layer of a Mistral has the window; of a Ministral, those that are named."""
+    config = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 100, "head_dim": 128}
+    for more in ({}, {"layer_types": ["full_attention", "sliding_attention"]}, {"layer_types": None}):
+        (tmp_path / "config.json").write_text(json.dumps(config | more))
+        assert text_part(config | more)["model_type"] == AutoConfig.from_pretrained(tmp_path).model_type
+    assert smallest_window(completed(text_part(config | {"layer_types": ["full_attention"] * 2}))) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "entry"),
+    [("llama", {"sliding_window": 100}), ("granite", {"sliding_window": 100}), ("olmo2", {"sliding_window": 100})]
+    + [(family, {name: 1}) for family in ("gpt2", "opt") for name in ("num_key_value_heads", "head_dim")],
+)
+def test_an_entry_of_other_families_says_nothing(family: str, entry: dict[str, int]) -> None:
+    """Its layers are those that transformers builds without it."""
+    config = completed(text_part({"model_type": family, "num_attention_heads": 4, "hidden_size": 64, **entry}))
+    assert smallest_window(config) is None
+    assert not entry.keys() & text_part({"model_type": family, **entry}).keys()
 
 
 @pytest.mark.parametrize(

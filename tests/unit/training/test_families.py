@@ -24,6 +24,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": 5},
+    "ministral": {
+        "head_dim": 16, "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "smollm3": {"no_rope_layer_interval": 2},
     "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     "olmo2": {},
