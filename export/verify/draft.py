@@ -284,11 +284,18 @@ def compare_draft(
     """Compare chunks over all of `ids` and one tree behind them with the dense reference.
 
     Errors are over the log-probabilities that the pass returns; they are held against the spread of the main row's.
+
+    Raises:
+        ExportError: the reference gives log-probabilities that are no numbers.
     """
     tree = Tree(tuple(ids[: len(VERIFY_TREE_PARENTS)]), VERIFY_TREE_PARENTS)
     sees, all_ids = _joined_sees(len(ids), tree), np.array([*ids, *tree.ids])
     positions = np.concatenate((np.arange(len(ids)), len(ids) + tree.depths()))
     dense = dense_draft(model, streams, all_ids, positions, sees, run.shape.vocab_size)
+    if not np.isfinite(dense.logprobs).all():
+        raise ExportError(
+            "the draft gives log-probabilities that are no numbers in PyTorch too: download its weights again"
+        )
     comparison = Comparison("draft")
     for start in range(0, len(ids), CHUNK):
         chunk = tuple(ids[start : start + CHUNK])
