@@ -5,7 +5,12 @@ Owns: the checks that need only the small files of checkpoints, and the choices.
 
 from dataclasses import dataclass, replace
 
-from mirrorsd.export.checkpoints.carried_files import exit_coverage, generation_defaults, token_entry
+from mirrorsd.export.checkpoints.carried_files import (
+    exit_coverage,
+    generation_defaults,
+    tell_what_is_not_followed,
+    token_entry,
+)
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
 from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
@@ -42,6 +47,7 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
     """
     check_compatible(target, draft)
     token_entry(target), generation_defaults(target)  # refused here rather than behind the work
+    tell_what_is_not_followed(target)
     draft = with_shared_embedding(draft, target)
     named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
     vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)

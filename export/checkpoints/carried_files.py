@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.families.tokenizers import cut_as_in_file, probe_texts, special_texts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
-from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.errors import BundleError, ConfigError, ExportError
 from mirrorsd.graphs.manifest import TokenEntry
+from mirrorsd.texts.chat_template import ChatTemplate
 from mirrorsd.texts.config import LEAST_TEMPERATURE, GenerationConfig
 
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -36,14 +38,29 @@ _EVERY_TOKEN = ("top_k", -1)
 """As other engines write it."""
 _WHOLE = ("top_k", "max_new_tokens")
 _OF_EVERY_TEXT = ("do_sample", "repetition_penalty")
+_NOT_FOLLOWED = (
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "min_length",
+    "min_new_tokens",
+    "exponential_decay_length_penalty",
+    "stop_strings",
+    "num_beams",
+    "guidance_scale",
+)
+_NOT_SAMPLED_BY = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+_CHANGES_NOTHING = (None, 0, 1, [], {})
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
     """Write the tokenizer as transformers loads it, with all that side files add, and its chat templates.
 
     Raises:
-        ExportError: transformers cannot load it, it has no form that the runtime reads, or what was written makes other
-            ids of a text.
+        ExportError: transformers cannot load it, it has no form that the runtime reads, what was written makes other
+            ids of a text, or a chat template is none.
     """
     for name in (_SETTINGS, "special_tokens_map.json", "added_tokens.json"):
         if (target.folder / name).is_file():
@@ -61,6 +78,7 @@ def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
         is_default = name == names.DEFAULT_TEMPLATE
         file = names.CHAT_TEMPLATE_FILE if is_default else names.NAMED_TEMPLATE_FILE.format(name)
         (folder / file).write_text(template, encoding="utf-8", newline="")
+        _check_template(name, folder / file, target)
     _check_ids(theirs, folder, target)
 
 
@@ -94,6 +112,17 @@ def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -
             f"the {target.role} {target.folder} names a chat template {wrong[0]!r}; allowed: letters, digits, - and _"
         )
     return dict(given) if len(given) > 1 else {names.DEFAULT_TEMPLATE: next(iter(given.values()))}
+
+
+def _check_template(name: str, file: Path, target: Checkpoint) -> None:
+    """Compile it: no bundle opens with a template that is none."""
+    try:
+        ChatTemplate({name: file})
+    except BundleError as error:
+        raise ExportError(
+            f"the chat template {name!r} of the {target.role} {target.folder} cannot be read ({error.__cause__}): "
+            "correct it there, or take it away"
+        ) from error
 
 
 def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
@@ -162,6 +191,18 @@ def generation_defaults(target: Checkpoint) -> dict[str, Any]:
                 raise ExportError(f"{path} cannot be taken: {error} Correct it there") from error
             del found[name]
     return found
+
+
+def tell_what_is_not_followed(target: Checkpoint) -> None:
+    """Warn of entries by which transformers' `generate` chooses other tokens than any text of a bundle."""
+    asked = (*_NOT_FOLLOWED, *(_NOT_SAMPLED_BY if target.generation.get("do_sample") else ()))
+    named = [name for name in asked if target.generation.get(name) not in _CHANGES_NOTHING]
+    if named:
+        message = (
+            f"{target.folder / 'generation_config.json'} names {', '.join(named)}, which no text of a bundle follows: "
+            "transformers, which does, may write other texts"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _as_read(name: str, value: Any) -> Any:

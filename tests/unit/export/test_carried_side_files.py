@@ -171,6 +171,13 @@ def test_an_empty_list_of_templates_is_none(make: Make) -> None:
     assert carried(make({"chat_template": []})).chat_templates == {}
 
 
+@pytest.mark.parametrize("template", ["{% if tools %}", "{{ messages", "{% endgeneration %}"])
+def test_a_template_that_is_none_is_refused(make: Make, template: str) -> None:
+    """A bundle with it could not be opened, and exporting again would not help."""
+    with pytest.raises(ExportError, match=r"the chat template 'tool_use' of the target .* cannot be read \(.*correct"):
+        carried(make(listed({"default": "a", "tool_use": template})))
+
+
 def test_a_name_that_leaves_the_folder_is_refused(make: Make) -> None:
     with pytest.raises(ExportError, match=r"names a chat template '\.\./x'; allowed"):
         carried(make(listed({"default": "a", "../x": "b"})))

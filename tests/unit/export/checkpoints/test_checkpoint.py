@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mirrorsd.export.checkpoints.carried_files import generation_defaults, token_entry
+from mirrorsd.export.checkpoints.carried_files import generation_defaults, tell_what_is_not_followed, token_entry
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import TokenEntry
@@ -205,6 +205,26 @@ def test_defaults_that_nobody_reads_stop_no_export(
 ) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps(written))
     assert generation_defaults(open_checkpoint(checkpoint, "target")) == taken
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ({"suppress_tokens": [3], "no_repeat_ngram_size": 3}, "no_repeat_ngram_size, suppress_tokens"),
+        ({"do_sample": True, "typical_p": 0.9, "num_beams": 4}, "num_beams, typical_p"),
+        ({"typical_p": 0.9, "num_beams": 1, "no_repeat_ngram_size": 0, "suppress_tokens": [], "top_p": 0.9}, ""),
+        ({"do_sample": True, "typical_p": 1.0, "min_new_tokens": None, "max_length": 4096, "use_cache": True}, ""),
+    ],
+)
+def test_defaults_that_no_bundle_follows_are_told(
+    checkpoint: Path, written: dict[str, Any], named: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    tell_what_is_not_followed(open_checkpoint(checkpoint, "target"))
+    found = [str(warning.message) for warning in recwarn]
+    assert [f"generation_config.json names {named}, which no text" in message for message in found] == [True] * bool(
+        named
+    )
 
 
 def test_minus_one_is_every_token(checkpoint: Path) -> None:
