@@ -52,7 +52,7 @@ _NOT_FOLLOWED = (
     "guidance_scale",
 )
 _NOT_SAMPLED_BY = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-_CHANGES_NOTHING = (None, 0, 1, [], {})
+_CHANGES_NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
