@@ -20,6 +20,15 @@ _WIDTHS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Of experts, by config.json's names; transformers takes its own defaults."""
+_YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+"""Between how many turns positions are scaled by some, by config.json's names."""
+_USUAL = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+"""What else a file may say of YaRN, and what changes nothing."""
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3_text", 62)}
 """Families and layers whose attention is scaled by the width of a head that the hidden size has, not by the head's."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -110,7 +119,11 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
             return  # the family's own
         rope.update(rope_type=kind, factor=factor)
         if kind == "yarn":
+            for name, usual in _USUAL.items():
+                if float(said(name, usual)) not in (usual, -1.0):  # -1 leaves the choice to llama.cpp
+                    raise ExportError(f"{file} has {name} {said(name)}, which is not read: export the model's folder")
             rope["original_max_position_embeddings"] = before
+            rope.update({name: float(said(of_file)) for of_file, name in _YARN.items() if of_file in given})
     elif kind not in ("none", "linear", "yarn"):
         raise ExportError(f"{file} scales its positions by {kind!r}, which is not known: export the model's folder")
 

@@ -50,6 +50,18 @@ def test_scaled_positions_are_scaled(write_gguf: WriteGguf) -> None:
     assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 4.0, 128)
 
 
+def test_all_that_a_file_says_of_yarn_is_read_or_refused(write_gguf: WriteGguf) -> None:
+    """As llama.cpp's converter writes it, of any family's config.json."""
+    size = "llama.rope.scaling."
+    yarn = {f"{size}type": "yarn", f"{size}factor": 4.0, f"{size}original_context_length": 128}
+    turns = {f"{size}yarn_beta_fast": 4.0, f"{size}yarn_beta_slow": 2.0, f"{size}yarn_ext_factor": 1.0}
+    rope = open_checkpoint(write_gguf("Q8_0", more=yarn | turns), "target").config["rope_parameters"]
+    assert (rope["beta_fast"], rope["beta_slow"]) == (4.0, 2.0)
+    for name, number in (("yarn_attn_factor", 0.5), ("yarn_ext_factor", 0.25), ("yarn_log_multiplier", 0.125)):
+        with pytest.raises(ExportError, match=rf"has rope.scaling.{name} {number}, which is not read"):
+            open_checkpoint(write_gguf("Q8_0", more=yarn | {f"{size}{name}": number}), "target")
+
+
 def test_positions_of_an_unknown_kind_are_refused(write_gguf: WriteGguf) -> None:
     with pytest.raises(ExportError, match="scales its positions by 'spiral', which is not known"):
         open_checkpoint(write_gguf("Q8_0", more={"llama.rope.scaling.type": "spiral"}), "target")
