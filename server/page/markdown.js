@@ -26,7 +26,7 @@ const marked = new Marked({
   breaks: true,
   extensions: formulas,
   renderer: {
-    html: ({ text }) => escaped(text),
+    html: ({ text, block }) => (block ? `<p class="markup">${escaped(text.trimEnd())}</p>` : escaped(text)),
     image: ({ text, href }) => escaped(`[image: ${text || href}]`),
   },
 });
