@@ -11,16 +11,23 @@ export class Refusal extends Error {
   }
 }
 
-/** The key comes in the fragment, which is never sent, and leaves the address bar at once. */
-export function takeKeyFromAddress() {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (key === null) return;
-  setKey(key);
-  history.replaceState(null, "", location.pathname);
+/** What a reader is told of an error of asking. */
+export function inWords(error) {
+  return error instanceof Refusal ? error.message : "The server does not answer. Is it still running?";
 }
 
+/** The key comes in the fragment, which is never sent, and leaves the address bar at once; says whether there was one. */
+export function takeKeyFromAddress() {
+  const key = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B")).get("key");
+  if (key === null) return false;
+  setKey(key);
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+
+/** Signs that no key has would be refused by `fetch`, as if there were no server: the server shall refuse the key. */
 export function setKey(key) {
-  sessionStorage.setItem(KEY, key);
+  sessionStorage.setItem(KEY, key.trim().replace(/[^!-~]/g, "?"));
 }
 
 function headers(more = {}) {
@@ -38,16 +45,16 @@ async function refuse(response) {
   throw new Refusal(response.status, body?.error);
 }
 
-/** `GET /props` of a model, or of the first one. */
+/** `GET /props` of a model, or of the first one. Paths are relative: the page may stand behind a prefix. */
 export async function properties(model) {
-  const response = await fetch(model ? `/props?model=${encodeURIComponent(model)}` : "/props", { headers: headers() });
+  const response = await fetch(model ? `props?model=${encodeURIComponent(model)}` : "props", { headers: headers() });
   return response.ok ? response.json() : refuse(response);
 }
 
 /** Chunks of an answer. Ends with the answer; throws a Refusal, also where an error comes in mid-stream. */
 export async function* chunks(body, signal) {
   const asked = { ...body, stream: true, stream_options: { include_usage: true }, mirror_tokens: true, mirror_timeline: true };
-  const response = await fetch("/v1/chat/completions", {
+  const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: headers({ "Content-Type": "application/json" }),
     body: JSON.stringify(asked),
@@ -59,14 +66,14 @@ export async function* chunks(body, signal) {
 
 /** Chunks of an answer that the server has kept, from its start; null where it has none of this id. */
 export async function keptChunks(id, signal) {
-  const response = await fetch(`/v1/answers/${id}`, { headers: headers(), signal });
+  const response = await fetch(`v1/answers/${id}`, { headers: headers(), signal });
   if (response.status === 204) return null;
   return response.ok ? framed(response) : refuse(response);
 }
 
 /** End a kept answer: hanging up would leave it going on. */
 export function endKept(id) {
-  return fetch(`/v1/answers/${id}`, { method: "DELETE", headers: headers(), keepalive: true }).catch(() => null);
+  return fetch(`v1/answers/${id}`, { method: "DELETE", headers: headers(), keepalive: true }).catch(() => null);
 }
 
 async function* framed(response) {

@@ -1,10 +1,11 @@
 // The page: wires the server, the conversations and what is shown together.
 
-import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, askAlone, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
+import { Refusal, endKept, inWords, properties, setKey, takeKeyFromAddress } from "./api.js";
+import { askAlone, continued, figuresInWords, isCut, requestBody, resumeOrAsk } from "./answering.js";
 import { Boxes } from "./boxes.js";
 import { button, element } from "./elements.js";
-import { AnswerBox, Comparison, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
+import { AnswerBox, atEnd, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
+import { comparePlainly } from "./comparing.js";
 import { Panel } from "./panel.js";
 import { fillSettings, readSettings, setUpDrawers, setUpQuestion, setUpSliders, setUpTheme } from "./controls.js";
 import { Colours } from "./sources.js";
@@ -13,13 +14,15 @@ import { parts } from "./thoughts.js";
 import { setUpTransfer } from "./transfer.js";
 
 const byId = (id) => document.getElementById(id);
-const LEAST_MEASURED = 24;
 const SAVED_MS = 2000;
 
+const store = await Store.open(changedElsewhere).catch((error) => {
+  byId("state").textContent = `This browser lets the page keep nothing (${error.message}): allow it to, and load the page again.`;
+  throw error;
+});
 takeKeyFromAddress();
-const store = await Store.open(changedElsewhere);
 const panel = new Panel(byId);
-const page = { props: null, comparing: null, shown: null };
+const page = { props: null, comparing: null, shown: null, model: undefined };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
 const messages = byId("messages");
 const colours = new Colours(messages);
@@ -57,13 +60,19 @@ function end(run) {
   run.controller.abort();
 }
 
-async function connect(model) {
+/** Ask for the model that was chosen last. */
+async function connect(model = page.model) {
+  page.model = model;
+  const isStale = () => page.model !== model;
   try {
-    page.props = await properties(model);
+    const props = await properties(model);
+    if (isStale()) return;
+    page.props = props;
   } catch (error) {
+    if (isStale()) return;
     byId("state").textContent = error instanceof Refusal ? error.message : "The server does not answer.";
     if (error.status === 401) byId("key-dialog").showModal();
-    else if (!(error instanceof Refusal) || error.status === 503) setTimeout(() => connect(model), 1500);
+    else if (!(error instanceof Refusal) || error.status === 503) setTimeout(() => isStale() || connect(), 1500);
     return;
   }
   byId("state").textContent = "";
@@ -75,6 +84,7 @@ async function connect(model) {
   panel.plainSpeed ??= plain;
   panel.advice = page.props.advice;
   panel.showPlain();
+  for (const one of store.conversations) for (const message of one.messages) resumeOne(one.id, message);
   show();
 }
 
@@ -112,28 +122,44 @@ async function renameConversation(one) {
 async function removeConversation(one) {
   if (one.messages.length && !confirm(`Delete "${store.title(one)}"?`)) return;
   for (const run of runs.values()) if (run.conversationId === one.id) end(run);
-  await store.remove(one.id);
+  await kept(() => store.remove(one.id));
   show();
 }
 
-/** Change what is kept; says where the browser has no room. */
-async function keep(id, act, isQuiet = false) {
+/** Act on what is kept; says where the browser has no room, or does not keep it. */
+async function kept(act) {
   try {
-    return await store.change(id, act, isQuiet);
+    return await act();
   } catch (error) {
-    if (error?.name !== "QuotaExceededError") throw error;
-    byId("state").textContent = "This browser has no room left: delete a conversation.";
+    if (error && !(error instanceof DOMException)) throw error;
+    const isFull = error?.name === "QuotaExceededError";
+    byId("state").textContent = isFull ? "This browser has no room left: delete a conversation." : `This browser keeps nothing: ${error?.message ?? "it was stopped"}`;
     return null;
   }
 }
 
+const keep = (id, act, isQuiet = false) => kept(() => store.change(id, act, isQuiet));
+
 function changedElsewhere(id) {
   for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
-  if ((id === store.currentId || page.shown?.id !== store.currentId) && !document.querySelector(".edit") && !runHere()) show();
+  const isHere = id === store.currentId && !document.querySelector(".edit") && !runHere();
+  if (isHere || page.shown?.id !== store.currentId) show();
   else showList();
 }
 
-function show() {
+/** Show the current conversation; another one, and what was asked, from its end. */
+function show(isFromEnd = page.shown?.id !== store.currentId) {
+  atEnd(messages, () => held(drawCurrent), isFromEnd);
+}
+
+/** Act; where that takes away what has the focus, the conversation has it: the next key must not begin at the top. */
+function held(act) {
+  const before = document.activeElement;
+  act();
+  if (before !== document.body && (!before.isConnected || before.hidden)) messages.focus({ preventScroll: true });
+}
+
+function drawCurrent() {
   const said = (page.shown = store.current).messages;
   messages.querySelector(".welcome")?.remove();
   boxes.show(said.map((message, place) => {
@@ -143,7 +169,6 @@ function show() {
   if (!said.length) messages.append(welcomeBox(page.props ?? {}));
   showList();
   showBusy();
-  messages.scrollTop = messages.scrollHeight;
 }
 
 /** What a message's box depends on; of an answer that comes, its run. */
@@ -182,11 +207,7 @@ function finished(message, isLast) {
   if (!message.figures || message.before) acts.compare = null;
   if (isLast && isCut(message)) acts.proceed = proceed;
   const box = new AnswerBox(message, message.model ?? "", colours, acts);
-  if (message.error) {
-    box.fail(message.error);
-  } else {
-    box.finish(wordsOf(message));
-  }
+  box.finish(wordsOf(message), message.error);
   return box;
 }
 
@@ -202,7 +223,7 @@ function hints() {
 }
 
 function newAnswer() {
-  return { id: newId(), role: "assistant", content: "", runs: [], figures: null, model: page.props?.model ?? "", pending: newId() };
+  return { id: newId(), role: "assistant", content: "", runs: [], figures: null, model: byId("model").value, pending: newId() };
 }
 
 async function send(text, before = (conversation) => conversation.messages) {
@@ -212,9 +233,9 @@ async function send(text, before = (conversation) => conversation.messages) {
 }
 
 /** What is asked for an answer: all that was said before it; one that goes on is asked to go on. */
-function bodyFor({ messages: said, settings }, { id, before }) {
+function bodyFor({ messages: said, settings: now }, { id, before, model, settings = withRoom(now) }) {
   const place = said.findIndex((one) => one.id === id);
-  const body = requestBody(page.props?.model, withRoom(settings), said.slice(0, place + (before ? 1 : 0)));
+  const body = requestBody(model || undefined, settings, said.slice(0, place + (before ? 1 : 0)));
   return before ? continued(body) : body;
 }
 
@@ -223,8 +244,11 @@ async function answer(place, message = newAnswer()) {
   const id = store.currentId;
   const run = { conversationId: id, message: structuredClone(message), controller: new AbortController(), savedAt: 0 };
   runs.set(message.id, run);
-  showBusy();
-  const conversation = await keep(id, (kept) => place(kept, message));
+  held(showBusy);
+  const conversation = await keep(id, (kept) => {
+    message.settings = run.message.settings = withRoom(kept.settings);
+    place(kept, message);
+  });
   if (!conversation) {
     runs.delete(message.id);
     show();
@@ -233,7 +257,7 @@ async function answer(place, message = newAnswer()) {
   const body = bodyFor(conversation, message);
   panel.begin();
   announce("Answering.");
-  show();
+  show(true);
   return follow(run, (tell) => askAlone(body, run.message, run.controller.signal, tell));
 }
 
@@ -285,13 +309,13 @@ function put(conversation, message) {
 }
 
 function explain(error, { message, isStopped }) {
-  if (isStopped || error.name === "AbortError") {
+  if (isStopped || error.name === "AbortError" || error.code === "cancelled") {
     message.note = "Stopped.";
     announce("Stopped.");
     return;
   }
   if (!(error instanceof Refusal) && !(error instanceof TypeError)) throw error;
-  message.error = error instanceof Refusal ? error.message : "The server does not answer. Is it still running?";
+  message.error = inWords(error);
   if (error.status === 401) byId("key-dialog").showModal();
 }
 
@@ -308,7 +332,8 @@ async function proceed() {
   if (isBusy()) return;
   const last = structuredClone(store.current.messages.at(-1));
   const before = structuredClone({ content: last.content, runs: last.runs, reasoning: last.reasoning });
-  const message = { ...last, before, pending: newId(), figures: null, note: "", error: "", dropped: 0 };
+  const { model, pending } = newAnswer();
+  const message = { ...last, before, model, pending, figures: null, note: "", error: "", dropped: 0 };
   await answer(put, message);
 }
 
@@ -317,44 +342,20 @@ function edit(message, box) {
   const isOf = (one) => one.id === message.id;
   const again = (text) => send(text, ({ messages: said }) => said.slice(0, said.findIndex(isOf)));
   boxes.forget(box);
-  editQuestion(message, box, { again, leave: show });
+  editQuestion(message, box, { again, leave: () => show() });
 }
 
 async function compare(answerBox) {
   if (isBusy()) return;
-  const conversation = store.current;
+  const { messages: said, settings } = store.current;
   const { message } = answerBox;
-  const before = conversation.messages.slice(0, conversation.messages.findIndex((one) => one.id === message.id));
-  const body = requestBody(message.model, withRoom(conversation.settings), before);
-  const comparison = new Comparison(answerBox, message.figures.seed);
-  const plain = { content: "", runs: [], figures: null };
-  const controller = new AbortController();
-  page.comparing = controller;
+  const before = said.slice(0, said.findIndex((one) => one.id === message.id));
+  const body = requestBody(message.model, message.settings ?? withRoom(settings), before);
+  page.comparing = new AbortController();
   showBusy();
-  const draw = paced(messages, {}, () => comparison.update(plain.content));
-  try {
-    await ask(plainBody(body, message.figures), plain, controller.signal, draw);
-    draw.stop();
-    comparison.update(plain.content);
-    comparison.judge(message, plain, comparedSpeeds(message.figures, plain.figures));
-    answerBox.say(figuresInWords(message.figures, panel.plainSpeed));
-    panel.show(message.figures);
-  } catch (error) {
-    draw.stop();
-    if (error.name !== "AbortError" && !(error instanceof Refusal) && !(error instanceof TypeError)) throw error;
-    comparison.fail(error.name === "AbortError" ? "The comparison was stopped." : error.message);
-  }
+  await comparePlainly(answerBox, body, { panel, messages, signal: page.comparing.signal });
   page.comparing = null;
-  showBusy();
-  messages.scrollTop = messages.scrollHeight;
-}
-
-/** Speeds of both, unless the text is too short to measure, or the answer was plain itself. */
-function comparedSpeeds(figures, plain) {
-  if (plain.predicted_n < LEAST_MEASURED) return null;
-  panel.plainSpeed = speedOf(plain);
-  panel.showPlain();
-  return figures.draft_n ? { answer: speedOf(figures), plain: panel.plainSpeed } : null;
+  held(showBusy);
 }
 
 // Controls
@@ -376,13 +377,14 @@ byId("colours").addEventListener("change", (event) => {
 });
 byId("open-settings").addEventListener("click", () => {
   fillSettings(byId("settings-form"), store.current.settings, hints());
+  byId("settings").dataset.of = store.currentId; // another tab may delete it meanwhile
   Object.assign(byId("settings"), { returnValue: "" }).showModal(); // Esc says nothing of its own
 });
 byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, hints()));
 byId("settings").addEventListener("close", () => {
   if (byId("settings").returnValue !== "ok") return;
   const settings = readSettings(byId("settings-form"));
-  keep(store.currentId, (conversation) => (conversation.settings = settings));
+  keep(byId("settings").dataset.of, (conversation) => (conversation.settings = settings));
 });
 byId("key-form").addEventListener("submit", (event) => {
   setKey(event.target.elements.key.value);
@@ -390,8 +392,8 @@ byId("key-form").addEventListener("submit", (event) => {
 });
 
 byId("search").addEventListener("input", showList);
-setUpTransfer(byId, store, showList);
+setUpTransfer(byId, store, kept, showList);
 setUpSliders(byId("settings-form"));
+addEventListener("hashchange", () => takeKeyFromAddress() && connect());
 show();
-for (const one of store.conversations) for (const message of one.messages) resumeOne(one.id, message);
 connect();

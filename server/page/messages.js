@@ -64,7 +64,8 @@ export class AnswerBox {
     this.foot.querySelector(".figures").textContent = words;
   }
 
-  finish(words) {
+  /** The figures in words, or why there are none. */
+  finish(words, error = "") {
     const { said } = this.whole();
     this.box.classList.remove("coming");
     for (const frame of this.text.querySelectorAll(".code-frame")) {
@@ -75,21 +76,13 @@ export class AnswerBox {
     const note = this.message.note ? [element("p", "note", this.message.note)] : [];
     const row = element("div", "buttons");
     const { retry, compare, proceed } = this.acts;
-    row.append(copyButton(said.trim() ? said : this.message.content, "Copy this answer"));
+    if (!error || this.message.content) row.append(copyButton(said.trim() ? said : this.message.content, "Copy this answer"));
     if (proceed) row.append(button("Continue", () => proceed(), "Continue this answer"));
     if (retry) row.append(button("Retry", () => retry(), "Ask again"));
     if (compare) row.append(button("Compare with plain", () => compare(this)));
-    this.foot.replaceChildren(...note, element("p", "figures", words), row);
-  }
-
-  fail(error) {
-    this.whole();
-    this.box.classList.remove("coming");
-    const alert = element("p", "error", error);
-    alert.setAttribute("role", "alert");
-    const row = element("div", "buttons");
-    if (this.acts.retry) row.append(button("Retry", () => this.acts.retry(), "Ask again"));
-    this.foot.replaceChildren(alert, row);
+    const end = element("p", error ? "error" : "figures", error || words);
+    if (error) end.setAttribute("role", "alert");
+    this.foot.replaceChildren(...note, end, row);
   }
 }
 
@@ -103,52 +96,13 @@ function stripes(runs) {
   });
 }
 
-/** Side by side under an answer: the same seed, decoded plainly. */
-export class Comparison {
-  constructor(answerBox, seed) {
-    this.box = element("section", "comparison");
-    this.box.setAttribute("aria-label", "The same, decoded plainly");
-    this.head = element("p", "verdict", seed === null ? "Decoding the same plainly …" : `Decoding the same plainly, seed ${seed} …`);
-    this.head.setAttribute("role", "status");
-    this.text = element("div", "text prose plain-text");
-    this.growing = new Growing(this.text);
-    this.box.append(this.head, this.text);
-    answerBox.box.querySelector(".comparison")?.remove();
-    answerBox.box.append(this.box);
-  }
-
-  update(text) {
-    this.growing.update(parts({ content: text }).said);
-  }
-
-  /** Say whether the texts are the same, letter for letter; speeds where they can be compared. */
-  judge(answer, plain, speeds) {
-    const isSame = answer.content === plain.content;
-    this.text.replaceChildren(rendered(parts(plain).said));
-    typeset(this.text);
-    this.box.classList.add(isSame ? "same" : "other");
-    const ratio = speeds && (speeds.answer / speeds.plain).toFixed(2);
-    const times = speeds ? ` ${ratio} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";
-    if (isSame) {
-      this.head.textContent = `✓ Identical: all ${answer.content.length} characters.${times}`;
-      const folded = element("details");
-      folded.append(element("summary", "", "The text, decoded plainly"), this.text);
-      this.box.append(folded);
-      return;
-    }
-    const moved = answer.fingerprint !== plain.fingerprint ? " The server has changed since." : "";
-    this.head.textContent = `✗ The texts differ from character ${firstDifference(answer.content, plain.content)} on.${moved}`;
-  }
-
-  fail(words) {
-    this.head.textContent = words;
-  }
-}
-
-function firstDifference(one, other) {
-  let place = 0;
-  while (place < one.length && one[place] === other[place]) place++;
-  return place;
+/** Draw, and stay at the end if the reader is there; or go there. */
+export function atEnd(list, draw, isWanted = false) {
+  const place = list.scrollTop;
+  const isThere = isWanted || list.scrollHeight - place - list.clientHeight < 80;
+  draw();
+  if (isThere) list.scrollTop = list.scrollHeight;
+  else if (list.scrollTop !== place) list.scrollTop = place; // a write would end the reader's own scrolling
 }
 
 /** Draws at most so often that drawing takes a third of the time, and stays at the end if the reader is there. */
@@ -156,9 +110,7 @@ export function paced(list, box, draw) {
   let waiting = null;
   const now = () => {
     waiting = null;
-    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
-    draw();
-    if (isAtEnd) list.scrollTop = list.scrollHeight;
+    atEnd(list, draw);
   };
   const later = () => {
     waiting ??= setTimeout(now, Math.max(FRAME_MS, 2 * (box.cost ?? 0)));

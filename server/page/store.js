@@ -8,6 +8,7 @@ const TABLE = "conversations";
 const CURRENT = "mirrorsd.current";
 const OLD = "mirrorsd.conversations";
 const TITLE_LENGTH = 48;
+const CLEARED_MS = 250; // while it clears, a browser closes what is opened anew
 
 export function newId() {
   const random = crypto.getRandomValues(new Uint8Array(16));
@@ -18,8 +19,7 @@ export class Store {
   /** Open what is kept; `changed` is called with an id when another tab has changed, added or removed a conversation. */
   static async open(changed) {
     const store = new Store();
-    store.database = await opened();
-    store.conversations = sorted(await store.#done("readonly", (table) => table.getAll()));
+    await store.#read(changed);
     await store.#takeOld();
     store.channel = new BroadcastChannel(DATABASE);
     store.channel.onmessage = async ({ data: id }) => {
@@ -83,7 +83,7 @@ export class Store {
     return this.of(id);
   }
 
-  /** Add whole conversations, as an import has them: each gets an id of its own. */
+  /** Add whole conversations, as an import has them: each gets an id of its own. Their number. */
   async import(conversations) {
     for (const one of conversations) {
       const made = { ...one, id: newId(), touched: Date.now() };
@@ -91,6 +91,7 @@ export class Store {
       this.#take(made);
       this.channel.postMessage(made.id);
     }
+    return conversations.length;
   }
 
   title(conversation) {
@@ -106,6 +107,18 @@ export class Store {
     if (!wanted) return this.conversations;
     const says = (one) => [this.title(one), ...one.messages.map((message) => message.content)];
     return this.conversations.filter((one) => says(one).some((text) => text.toLowerCase().includes(wanted)));
+  }
+
+  /** Read what is kept, and once more after the browser has closed its database: its data may have been cleared. */
+  async #read(changed) {
+    const again = async () => {
+      await this.#read(changed);
+      if (!this.current) this.select(this.conversations[0]?.id ?? this.add().id);
+      changed(this.currentId);
+    };
+    this.database = await opened();
+    this.database.onclose = () => setTimeout(again, CLEARED_MS);
+    this.conversations = sorted(await this.#done("readonly", (table) => table.getAll()));
   }
 
   #take(record) {
@@ -135,11 +148,11 @@ export class Store {
   async #takeOld() {
     let old = [];
     try {
-      old = JSON.parse(localStorage.getItem(OLD)) ?? [];
+      old = [JSON.parse(localStorage.getItem(OLD))].flat();
     } catch (error) {
       if (!(error instanceof SyntaxError)) throw error;
     }
-    for (const [place, one] of old.filter((one) => one.messages?.length).entries()) {
+    for (const [place, one] of old.filter((one) => Array.isArray(one?.messages) && one.messages.length).entries()) {
       const messages = one.messages.map((message) => ({ id: newId(), ...message }));
       const made = { ...one, messages, touched: Date.now() - place };
       await this.#done("readwrite", (table) => table.put(made));

@@ -34,7 +34,7 @@ async function readFiles(files) {
       const text = await file.text();
       found.push(...(file.name.endsWith(".json") ? ofJson(text) : ofMarkdown(text)));
     } catch (error) {
-      if (!(error instanceof SyntaxError)) throw error;
+      if (!(error instanceof SyntaxError || error instanceof DOMException)) throw error;
       refused.push(`${file.name}: ${error.message}`);
     }
   }
@@ -55,7 +55,8 @@ function asMarkdown({ title, messages }, mark) {
 }
 
 /** Turns stand behind their comments; a file without such comments is read by its headings. */
-function ofMarkdown(text) {
+function ofMarkdown(written) {
+  const text = /^<!-- mirrorsd \d+ title -->\r\n/.test(written) ? written.replaceAll("\r\n", "\n") : written; // an editor's line ends
   const mark = /^<!-- mirrorsd \d+ (?=title -->\n)/.exec(text)?.[0];
   if (!mark) return byHeadings(text);
   const found = [];
@@ -116,15 +117,15 @@ function isRun(run) {
   return Array.isArray(run) && Number.isFinite(run[0]) && typeof run[1] === "string" && Number.isFinite(run[2]);
 }
 
-/** The buttons that save and read conversations; `shown` is called when some were read. */
-export function setUpTransfer(byId, store, shown) {
+/** The buttons that save and read conversations; `kept` acts on what is kept, `shown` is called when some were read. */
+export function setUpTransfer(byId, store, kept, shown) {
   byId("export").addEventListener("click", () => save(fileOf(store.conversations.filter((one) => one.messages.length), "json", store)));
   byId("export-text").addEventListener("click", () => save(fileOf([store.current], "md", store)));
   byId("import").addEventListener("change", async (event) => {
     const { found, refused } = await readFiles(event.target.files);
-    await store.import(found);
+    const count = await kept(() => store.import(found));
     const words = `${found.length} ${found.length === 1 ? "conversation" : "conversations"} read.`;
-    byId("state").textContent = refused.length ? `${words} Not read: ${refused.join("; ")}` : words;
+    if (count !== null) byId("state").textContent = refused.length ? `${words} Not read: ${refused.join("; ")}` : words;
     event.target.value = "";
     shown();
   });
