@@ -263,6 +263,11 @@ def test_a_draft_cut_from_a_gguf_file_trains_on_documents_alone(
         ("draft", ("--length", "4096"), "--length 4096 needs 8193 tokens"),
         ("draft", ("--more-text", "nowhere"), "--more-text nowhere"),
         ("draft", ("--held-back", "nowhere.txt"), "nowhere.txt does not exist"),
+        ("draft", ("--held-back", "SHORT"), "none of 1 documents gives a prompt"),
+        ("draft", ("--output", "SHORT/draft"), "draft cannot be written"),
+        ("draft", ("--head-rank", "8"), "--head-rank does nothing without --from-layers"),
+        ("draft", ("--from-layers", "0,1"), "--hidden does nothing beside what the draft starts from"),
+        ("draft", ("--streams", "0"), "--stream-layers does nothing with --streams 0"),
         ("exit", ("--rank", "0"), "--rank is 0"),
         ("exit", ("--rank", "65"), "--rank is 65; allowed are 1..64"),
         ("exit", ("--layers", "9"), "--layers names layer 9"),
@@ -284,9 +289,19 @@ def test_an_error_names_the_option_and_comes_before_any_text(
     output = {"draft": ["-o", str(tmp_path / "out"), *DRAFT], "head": ["-o", str(tmp_path / "out"), *SIZES]}
     command = ["train", kind, str(trained / "target"), *output.get(kind, SIZES), "--work", str(tmp_path / "work")]
     corpus = ["--corpus", str(trained / "corpus.jsonl"), "--texts", "2"]
-    assert run([*command, *corpus, *(["--kind", "medusa"] if kind == "head" else []), *wrong]) == 2
+    (tmp_path / "short.txt").write_text("fox\n", encoding="utf-8")
+    typed = [word.replace("SHORT", str(tmp_path / "short.txt")) for word in wrong]
+    assert run([*command, *corpus, *(["--kind", "medusa"] if kind == "head" else []), *typed]) == 2
     assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "work" / "text").exists()
+
+
+def test_documents_to_hold_back_want_a_corpus(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_back = ["--held-back", str(trained / "corpus.jsonl")]
+    assert run(["train", "exit", str(trained / "target"), "--work", str(tmp_path), *SIZES, *held_back]) == 2
+    assert "--held-back does nothing without --corpus" in capsys.readouterr().err
 
 
 def test_a_training_says_what_comes_and_how_far_it_is(

@@ -24,10 +24,12 @@ _START = 0.02
 def plot_losses(table: Path, picture: Path, *, window: int = 5) -> None:
     """Draw every column of a run's `losses.csv` over millions of tokens, smoothed over `window` rows.
 
-    Losses (nats) and shares have a panel each.
+    Losses (nats) and shares have a panel each. A table without rows gives no picture.
     """
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    if not rows:
+        return
     names = [name for name in rows[0] if name not in _IGNORED]
     panels = [[name for name in names if name not in _SHARES], [name for name in names if name in _SHARES]]
     panels = [panel for panel in panels if panel]

@@ -20,6 +20,7 @@ import torch
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.folder_lock import FolderLock
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 
@@ -168,8 +169,16 @@ class TimedRun:
         Args:
             train_step: Takes the share of the peak learning rate; returns the tokens seen and the losses by name.
             check: Measures on held-back text and prints.
+
+        Raises:
+            ConfigError: The deadline is over, and nothing was trained before.
         """
         try:
+            if not self.step and self._config.deadline is not None and self.done_share() >= 1:
+                raise ConfigError(
+                    "--deadline is over before the first step, so nothing would be trained; give seconds since 1970 "
+                    "that are still to come"
+                )
             while self.elapsed_s() < self._config.schedule.budget_s:
                 self._one_step(train_step)
                 self._save_and_check(check)
@@ -212,7 +221,7 @@ class TimedRun:
         if not is_row:
             return
         path = self._config.out / LOSSES_FILE
-        is_new = not path.exists()
+        is_new = not path.is_file() or not path.stat().st_size
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             if is_new:
@@ -241,8 +250,8 @@ class TimedRun:
 
 def _cut_table(path: Path, step: int) -> None:
     """Drop the rows of steps that were lost with the last kill: they will be made again."""
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:  # as a full disk leaves it
         return
     header, *rows = path.read_text(encoding="utf-8").splitlines()
     kept = [row for row in rows if row.split(",")[0].isdigit() and int(row.split(",")[0]) <= step]
-    path.write_text("\n".join([header, *kept]) + "\n", encoding="utf-8")
+    write_whole(path, ("\n".join([header, *kept]) + "\n").encode())

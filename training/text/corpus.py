@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def read_documents(path: Path) -> list[Document]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             where = f"{path.name}, line {number}"
-            text = _decode(line, where)
+            text = _decode(line.removeprefix(BOM_UTF8), where)
             documents.append(_parse(text, where) if path.suffix == ".jsonl" else Document(text))
     if not documents:
         raise ConfigError(f"{path} is empty; expected one document per line")
@@ -68,12 +69,26 @@ def _parse(line: str, where: str) -> Document:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON ({error.msg} at column {error.colno}); expected {_FORM}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deep to be read; expected {_FORM}") from error
     text, messages = (record.get(key) if isinstance(record, dict) else None for key in ("text", "messages"))
     if isinstance(text, str) and text.strip():
-        return Document(text)
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return Document(messages=tuple(messages))
-    raise ConfigError(f"{where}: expected {_FORM}")
+        document = Document(text)
+    elif isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        document = Document(messages=tuple(messages))
+    else:
+        raise ConfigError(f"{where}: expected {_FORM}")
+    for part in (document.text, *(message["content"] for message in document.messages)):
+        _check_whole(part, where)
+    return document
+
+
+def _check_whole(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ConfigError(f"{where}: {half} is half of a character; write both halves, or remove it") from error
 
 
 def _is_message(message: Any) -> bool:
@@ -81,7 +96,10 @@ def _is_message(message: Any) -> bool:
 
 
 def split_held_back(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Return training and held-back documents: one in fifty, the same ones every time, at least one of several.
+    """Return training and held-back documents: one in fifty, the same ones every time, at least one of either.
+
+    Raises:
+        ConfigError: There is one document only.
 
     >>> train, held_back = split_held_back([Document(f"text {number}") for number in range(1000)])
     >>> len(train) + len(held_back), 10 <= len(held_back) <= 30
@@ -91,7 +109,10 @@ def split_held_back(documents: list[Document]) -> tuple[list[Document], list[Doc
     def is_held_back(document: Document) -> bool:
         return zlib.crc32(repr(document).encode("utf-8")) % HELD_BACK_ONE_IN == 0
 
+    if len(documents) < 2:
+        raise ConfigError(
+            "--corpus has one document: there is none to hold back for measuring; give more, or --held-back"
+        )
     held_back = [document for document in documents if is_held_back(document)]
-    if held_back or len(documents) < 2:
-        return [document for document in documents if not is_held_back(document)], held_back
-    return documents[:-1], documents[-1:]
+    rest = [document for document in documents if not is_held_back(document)]
+    return (rest, held_back) if rest and held_back else (documents[:-1], documents[-1:])

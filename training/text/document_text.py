@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.training.text.corpus import Document
+from mirrorsd.training.text.self_prompts import chat_prompt
 from mirrorsd.training.text.text_folder import pack_tokens
 
 __all__ = ["document_tokens"]
@@ -42,6 +43,6 @@ def _encode(documents: Sequence[Document], tokenizer: Any, end: int) -> Iterator
     plain = iter(tokenizer(texts, verbose=False)["input_ids"] if texts else [])
     for document in documents:
         if document.messages:
-            yield list(tokenizer.apply_chat_template(list(document.messages))["input_ids"])
+            yield chat_prompt(tokenizer, document.messages, is_asked=False)
         else:
             yield [*next(plain), end]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from mirrorsd.families.tokenizers import load_tokenizer
 from mirrorsd.graphs.errors import ConfigError
@@ -60,9 +61,20 @@ def cut_prompts(
     return list(prompts.values())
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of a conversation up to where the assistant speaks."""
-    return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"])
+def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_asked: bool = True) -> list[int]:
+    """Return the token ids of a conversation, up to where the assistant speaks if it `is_asked` to.
+
+    Raises:
+        ConfigError: The target has no chat template, or it takes no such conversation.
+    """
+    try:
+        return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=is_asked)["input_ids"])
+    except (TemplateError, ValueError) as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ConfigError(
+            f"the target's chat template does not take a conversation of {roles} ({error}); give conversations that "
+            "it takes, or texts"
+        ) from error
 
 
 def _cut(document: Document, tokenizer: Any, rules: PromptRules, rng: np.random.Generator) -> list[int] | None:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -131,17 +132,25 @@ def load_texts(folder: Path) -> list[SelfText]:
     """Read all texts written so far.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are none, or a file is not whole.
     """
-    texts: list[SelfText] = []
-    for path in sorted(folder.glob("batch_?????.npz")):
-        with np.load(path) as batch:
-            parts = np.split(batch["tokens"], np.cumsum(batch["lengths"])[:-1])
-            columns = zip(parts, batch["prompt_lengths"].tolist(), batch["temperatures"].tolist(), strict=True)
-            texts += [SelfText(part.tolist(), length, temperature) for part, length, temperature in columns]
+    texts = [text for path in sorted(folder.glob("batch_?????.npz")) for text in _read_batch(path)]
     if not texts:
         raise ConfigError(f"{folder} holds no text; let the target write some first (`mirrorsd train text`)")
     return texts
+
+
+def _read_batch(path: Path) -> list[SelfText]:
+    try:
+        with path.open("rb") as stream, np.load(stream) as batch:
+            parts = np.split(batch["tokens"], np.cumsum(batch["lengths"])[:-1])
+            columns = zip(parts, batch["prompt_lengths"].tolist(), batch["temperatures"].tolist(), strict=True)
+            return [SelfText(part.tolist(), length, temperature) for part, length, temperature in columns]
+    except (BadZipFile, EOFError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is not a whole file of texts ({error}): it was cut short, or is still being copied. Copy it "
+            "again; or remove it, and the target writes these texts again where it is given --corpus"
+        ) from error
 
 
 def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16 | np.uint32]:

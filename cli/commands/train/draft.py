@@ -11,6 +11,7 @@ from mirrorsd.cli.commands.train.report import measure_drafts, print_report
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import try_place
 from mirrorsd.training.text import HELD_BACK_FOLDER
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ Baseline = Annotated[
 
 
 def draft(
+    context: typer.Context,
     target: shared.Target,
     output: Annotated[Path, typer.Option("-o", "--output", help="The draft's folder.", show_default=False)],
     work: shared.Work,
@@ -142,6 +144,7 @@ def draft(
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
     plan = DraftPlan(**sizes, head=(head_rank, head_tokens), streams_only=streams_only)
     size = plan.check(target, streams, baseline)
+    _refuse_idle(context, from_model, from_layers, streams)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
@@ -151,6 +154,17 @@ def draft(
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
+def _refuse_idle(context: typer.Context, from_model: Path | None, from_layers: str | None, streams: int) -> None:
+    """Refuse sizes that something else decides."""
+    if not from_layers:
+        options.refuse_without("--from-layers", context, "head_rank")
+    if from_model or from_layers:
+        options.refuse_beside("beside what the draft starts from", context, "hidden", "layers")
+    if not streams:
+        of_streams = ("stream_layers", "stream_rank", "link_rank", "stream_weight", "streams_from", "tip_share")
+        options.refuse_beside("with --streams 0", context, *of_streams)
+
+
 def _loss(**given: Any) -> "DistillConfig":
     from mirrorsd.training.distill_draft import DistillConfig
 
@@ -158,10 +172,15 @@ def _loss(**given: Any) -> "DistillConfig":
 
 
 def check_output(folder: Path, *read: Path) -> None:
-    """Refuse to write what is trained over something else, or over what is read for it."""
+    """Refuse to write what is trained where it cannot be, over something else, or over what is read for it."""
     from mirrorsd.training.models.model_folder import check_replaceable
 
     check_replaceable(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try_place(folder.with_name(f"{folder.name}.trial"))
+    except OSError as error:
+        raise ConfigError(f"--output {folder} cannot be written: {error.strerror}. Give another place.") from error
     for path in read:
         if path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"--output {folder} is, or holds, {path}, which is read for it: choose another name.")

@@ -144,6 +144,8 @@ def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_
     if source.corpus is not None:
         _read_corpus(source.corpus, source.held_back)
     else:
+        if source.held_back is not None:
+            raise ConfigError("--held-back does nothing without --corpus here. Give that, too, or leave it out.")
         needed = (HELD_BACK_FOLDER,) if only_held_back else _FOLDERS
         missing = [name for name in needed if not _has_text(work / name)]
         if missing:
@@ -217,9 +219,9 @@ def prepare_texts(
     held = SelfTextConfig(ends=ends, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
     how = (source.part, source.longest_prompt)
     num_held_back = min(_HELD_BACK_TEXTS, source.count or _HELD_BACK_TEXTS)
+    _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, num_held_back, held), how)  # of few: fails at once
     if not only_held_back:
         _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), how)
-    _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, num_held_back, held), how)
 
 
 def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,12 +12,15 @@ from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
+from mirrorsd.training.run.loss_curve import plot_losses
 from mirrorsd.training.run.memory_need import check_memory, training_bytes
 from mirrorsd.training.run.schedule import WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, TimedRun
-from mirrorsd.training.text.corpus import Document, read_documents
+from mirrorsd.training.text.corpus import Document, read_documents, split_held_back
+from mirrorsd.training.text.document_text import document_tokens
+from mirrorsd.training.text.self_prompts import cut_prompts, load_tokenizer
 from mirrorsd.training.text.self_text import SelfTextConfig
-from mirrorsd.training.text.text_folder import PLAN_FILE, write_self_text
+from mirrorsd.training.text.text_folder import PLAN_FILE, load_texts, write_self_text
 
 MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
 
@@ -30,6 +34,9 @@ MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
         ("a.jsonl", b'{"text": "x"}\n{"text":\n', "line 2: not JSON"),
         ("a.jsonl", b'{"words": "x"}\n', r'line 1: expected \{"text"'),
         ("a.jsonl", b'{"messages": [{"role": "user"}]}\n', "line 1: expected"),
+        ("a.jsonl", b'{"text": "a \\ud83e fox"}\n', r"line 1: '\\ud83e' is half of a character"),
+        ("a.jsonl", MESSAGES.replace("Hi", "\\udd8a").encode(), "line 1: .* half of a character"),
+        ("a.jsonl", b"[" * 100_000, "line 1: nested too deep"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -40,12 +47,42 @@ def test_bad_lines_are_named(tmp_path: Path, name: str, content: bytes, message:
 
 
 def test_both_forms_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("Once.\nTwice.\n", encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "Once."}}\n{MESSAGES}\n', encoding="utf-8")
+    (tmp_path / "a.txt").write_text("Once.\nTwice.\n", encoding="utf-8-sig")  # as editors of Windows do
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "Once."}}\n{MESSAGES}\n', encoding="utf-8-sig")
     assert read_documents(tmp_path / "a.txt") == [Document("Once."), Document("Twice.")]
     assert read_documents(tmp_path / "a.jsonl")[1].messages == ({"role": "user", "content": "Hi"},)
     with pytest.raises(ConfigError, match="does not exist"):
         read_documents(tmp_path / "b.txt")
+
+
+def test_some_documents_are_trained_on_and_some_held_back() -> None:
+    alike = split_held_back([Document(f"text {number}") for number in range(1000)])[1][0]
+    for documents in ([alike] * 3, [Document("Once."), Document("Twice.")]):
+        rest, held_back = split_held_back(documents)
+        assert rest and held_back and len(rest) + len(held_back) == len(documents)
+    with pytest.raises(ConfigError, match="--corpus has one document: there is none to hold back"):
+        split_held_back([alike])
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tiny_pair: tuple[Path, Path]) -> None:
+    tokenizer = load_tokenizer(tiny_pair[0])
+    odd = Document(messages=({"role": "zebra", "content": "Hi"}, {"role": "user", "content": "Hi"}))
+    tokenizer.chat_template = "{{ raise_exception('Unknown role') }}"
+    message = r"template does not take a conversation of zebra, user \(Unknown role\)"
+    with pytest.raises(ConfigError, match=message):
+        cut_prompts([odd], tokenizer, 1, seed=0)
+    with pytest.raises(ConfigError, match=message):
+        document_tokens([odd], tokenizer, 0)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_file_of_texts_that_is_not_whole_is_named(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "batch_00000.npz"
+    np.savez(path, tokens=np.arange(3, dtype=np.uint16), lengths=[3], prompt_lengths=[1], temperatures=[0.0])
+    assert load_texts(tmp_path)[0].tokens == [0, 1, 2]
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(ConfigError, match=r"batch_00000\.npz is not a whole file of texts .*remove it"):
+        load_texts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +131,32 @@ def test_rows_after_the_checkpoint_are_dropped_from_the_table(tmp_path: Path) ->
     (tmp_path / LOSSES_FILE).write_text("step,loss\n2,0.5\n4,0.4\n6,0.3\n8,0", encoding="utf-8")
     assert run_in(tmp_path).step == 4
     assert (tmp_path / LOSSES_FILE).read_text(encoding="utf-8") == "step,loss\n2,0.5\n4,0.4\n"
+
+
+def test_a_table_that_a_full_disk_left_empty_is_begun_anew(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    run.save("last.pt")
+    run._lock.release()
+    table = tmp_path / LOSSES_FILE
+    table.touch()
+    run = run_in(tmp_path)
+    run._report({"loss": 0.5}, 1.0, is_row=True)
+    assert table.read_text(encoding="utf-8").splitlines()[0] == "step,tokens,seconds,loss"
+
+
+def test_a_table_without_rows_gives_no_picture(tmp_path: Path) -> None:
+    """As a training has that is resumed near its end."""
+    (tmp_path / LOSSES_FILE).write_text("step,tokens,seconds,loss\n", encoding="utf-8")
+    plot_losses(tmp_path / LOSSES_FILE, tmp_path / "losses.png")
+    assert not (tmp_path / "losses.png").exists()
+
+
+def test_a_deadline_that_is_over_trains_nothing(tmp_path: Path) -> None:
+    schedule = WarmStableDecay(budget_s=10, warm_steps=0, decay_s=0)
+    config = RunConfig(out=tmp_path, schedule=schedule, deadline=1000.0)
+    with pytest.raises(ConfigError, match="--deadline is over before the first step"):
+        TimedRun(config, {}).run(lambda share: (0, {}), lambda: None)
+    run_in(tmp_path)._lock.release()  # free again
 
 
 def test_a_target_that_does_not_fit_is_refused() -> None:
