@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -83,16 +83,19 @@ def load_adapters(folder: Path) -> dict[int, ExitAdapter]:
     """Read the adapters beside a target's weights, in single precision.
 
     Raises:
-        ExportError: No such file, or not of this format.
+        ExportError: No such file, not a whole one, or not of this format.
     """
     path = folder / EXIT_ADAPTERS_FILE
     if not path.is_file():
         raise ExportError(f"{path} does not exist; train adapters first, or export with an untrained exit")
-    with safe_open(path, framework="pt") as file:
-        found = (file.metadata() or {}).get("format")
-        if found != EXIT_ADAPTERS_FORMAT:
-            raise ExportError(f"{path} has format {found!r}; expected {EXIT_ADAPTERS_FORMAT!r}")
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = (file.metadata() or {}).get("format")
+            if found != EXIT_ADAPTERS_FORMAT:
+                raise ExportError(f"{path} has format {found!r}; expected {EXIT_ADAPTERS_FORMAT!r}")
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise ExportError(f"{path} cannot be read: {error}") from error
     adapters = {}
     for layer in sorted({int(name.split(".")[1]) for name in tensors}):
         down, up = tensors[adapter_down(layer)], tensors[adapter_up(layer)]

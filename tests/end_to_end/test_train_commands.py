@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -302,6 +303,18 @@ def test_documents_to_hold_back_want_a_corpus(
     held_back = ["--held-back", str(trained / "corpus.jsonl")]
     assert run(["train", "exit", str(trained / "target"), "--work", str(tmp_path), *SIZES, *held_back]) == 2
     assert "--held-back does nothing without --corpus" in capsys.readouterr().err
+
+
+def test_text_of_a_target_with_other_tokens_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other" / "text").mkdir(parents=True)
+    columns = {"lengths": [99], "prompt_lengths": [1], "temperatures": [0.0]}
+    np.savez(tmp_path / "other" / "text" / "batch_00000.npz", tokens=np.full(99, 70_000, np.uint32), **columns)
+    command = ["train", "draft", str(trained / "target"), "-o", str(tmp_path / "draft"), "--work", str(tmp_path)]
+    more = ["--corpus", str(trained / "corpus.jsonl"), "--texts", "2", "--more-text", str(tmp_path / "other")]
+    assert run([*command, *DRAFT, *more]) == 2
+    assert "text of another target: it has token 70000" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_training_says_what_comes_and_how_far_it_is(

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mirrorsd.graphs.errors import ConfigError
+from safetensors import SafetensorError
+
+from mirrorsd.graphs.errors import ConfigError, ExportError
 
 __all__ = ["copy_tokenizer", "finished_folder"]
 
@@ -32,6 +34,7 @@ def finished_folder(final: Path) -> Iterator[Path]:
 
     Raises:
         ConfigError: `final` is there and holds something else than a model.
+        ExportError: Weights could not be written, as on a full disk.
     """
     check_replaceable(final)
     partial = final.with_name(f".{final.name}.partial")
@@ -45,6 +48,8 @@ def finished_folder(final: Path) -> Iterator[Path]:
             final.rename(old)
         partial.rename(final)
         shutil.rmtree(old, ignore_errors=True)
+    except SafetensorError as error:
+        raise ExportError(f"{final} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -57,19 +57,22 @@ def read_stream_shape(folder: Path) -> StreamShape | None:
     """Return the shape of the streams in a draft's folder, None for an ordinary draft; no weights are read.
 
     Raises:
-        ExportError: The streams file is not of this format.
+        ExportError: The streams file is not whole, or not of this format.
     """
     path = folder / names.STREAMS_FILE
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as file:
-        metadata, kept = file.metadata() or {}, set(file.keys())
-        if metadata.get("format") not in names.STREAMS_FORMATS:
-            expected = " or ".join(map(repr, names.STREAMS_FORMATS))
-            raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
-        firsts = (names.stream_adapter_down(0), names.STREAM_LINK[0])
-        ranks = [int(file.get_slice(first).get_shape()[0]) if first in kept else 0 for first in firsts]
-        num_streams = int(file.get_slice(names.STREAM_EMBEDDINGS).get_shape()[0])
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata, kept = file.metadata() or {}, set(file.keys())
+            if metadata.get("format") not in names.STREAMS_FORMATS:
+                expected = " or ".join(map(repr, names.STREAMS_FORMATS))
+                raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
+            firsts = (names.stream_adapter_down(0), names.STREAM_LINK[0])
+            ranks = [int(file.get_slice(first).get_shape()[0]) if first in kept else 0 for first in firsts]
+            num_streams = int(file.get_slice(names.STREAM_EMBEDDINGS).get_shape()[0])
+    except SafetensorError as error:
+        raise ExportError(f"{path} cannot be read: {error}") from error
     return StreamShape(num_streams, int(metadata["num_stream_layers"]), *ranks)
 
 

@@ -19,10 +19,20 @@ __all__ = ["load_checkpoint", "save_checkpoint"]
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings, lists, dictionaries) to `path` atomically."""
+    """Write `state` (tensors, numbers, strings, lists, dictionaries) to `path` atomically.
+
+    Raises:
+        OSError: It cannot be written, as on a full disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path, survives_power_cuts=True) as stream:
-        torch.save(state, stream)
+    try:
+        with whole_file(path, survives_power_cuts=True) as stream:
+            torch.save(state, stream)
+    except RuntimeError as error:  # PyTorch's, about the file that the first error has left
+        if not isinstance(error.__context__, OSError):
+            raise
+        error.__context__.filename = str(path)
+        raise error.__context__ from None
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:

@@ -149,7 +149,7 @@ def draft(
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
-    shared.check_text(work, source, (batch, length), document_share, seconds * len(runs))
+    shared.check_text(work, source, (batch, length), document_share, seconds * len(runs), checkpoint)
     model = _train_all(checkpoint, plan, runs, (work, source, document_share, size), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 

@@ -50,7 +50,7 @@ def exit_command(
     run_folder = work / "exits"
     shared.check_fresh(run_folder, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    shared.check_text(work, source, (batch, length) if seconds else (0, 0), document_share, seconds)
+    shared.check_text(work, source, (batch, length) if seconds else (0, 0), document_share, seconds, checkpoint)
     model, documents = open_target_and_text(checkpoint, source, work, document_share)
     if seconds:
         config = RunConfig(

@@ -109,7 +109,7 @@ def head(
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
-    shared.check_text(work, source, (batch, length), document_share, seconds)
+    shared.check_text(work, source, (batch, length), document_share, seconds, checkpoint)
     model, documents = open_target_and_text(checkpoint, source, work, document_share)
     text = training_text([work, *(more_text or ())], documents, document_share)
     found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids)

@@ -127,7 +127,14 @@ def load_target(checkpoint: "Checkpoint") -> Any:
     return model
 
 
-def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_share: float, seconds: float) -> None:
+def check_text(
+    work: Path,
+    source: TextSource,
+    batch: tuple[int, int],
+    document_share: float,
+    seconds: float,
+    checkpoint: "Checkpoint",
+) -> None:
     """Refuse text that cannot be had, or is too little for one step, before the target writes any; then say what comes.
 
     Args:
@@ -136,9 +143,10 @@ def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_
         batch: Texts of a step, and tokens of each.
         document_share: The share of a step that is documents.
         seconds: Of training.
+        checkpoint: The target.
 
     Raises:
-        ConfigError: A corpus with bad lines, no corpus and no text, or too few tokens.
+        ConfigError: A corpus with bad lines, no corpus and no text, text of another target, or too few tokens.
     """
     only_held_back = document_share == 1 or not source.count
     if source.corpus is not None:
@@ -157,9 +165,22 @@ def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_
             raise ConfigError(
                 f"--more-text {folder}: {folder / TEXT_FOLDER} holds no text; give a --work of `train text`"
             )
+    for folder in (work / TEXT_FOLDER, work / HELD_BACK_FOLDER, *(folder / TEXT_FOLDER for folder in source.more)):
+        _check_tokens(folder, int(checkpoint.config["vocab_size"]))
     _check_amount(work, source, batch, document_share, only_held_back=only_held_back)
     writes = f"the target writes up to {source.count} texts into {work}, then " if source.corpus is not None else ""
     note(f"{writes}{seconds:.0f} s of training (--seconds), then measuring on held-back text")
+
+
+def _check_tokens(folder: Path, vocab_size: int) -> None:
+    from mirrorsd.training.text.text_folder import load_texts
+
+    most = max((max(text.tokens, default=0) for text in load_texts(folder)), default=0) if _has_text(folder) else 0
+    if most >= vocab_size:
+        raise ConfigError(
+            f"{folder} holds text of another target: it has token {most}, and this target has {vocab_size} tokens; "
+            "give text that this one wrote"
+        )
 
 
 def _check_amount(

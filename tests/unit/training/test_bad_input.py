@@ -1,15 +1,19 @@
 """What is refused before anything is lost: bad corpora, folders in use, damaged checkpoints, too little memory."""
 
+import errno
+import io
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.run.loss_curve import plot_losses
@@ -115,6 +119,26 @@ def test_half_a_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"last\.pt is not a whole checkpoint .*cut short"):
         load_checkpoint(path)
     assert path.exists()
+
+
+class FullDisk(io.BytesIO):
+    """Takes no more than a beginning."""
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(content)
+
+
+def test_a_full_disk_is_named_and_leaves_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"step": 3})
+    monkeypatch.setattr("mirrorsd.graphs.whole_file._opened", lambda *_: FullDisk())
+    with pytest.raises(OSError, match=r"No space left on device: '.*last\.pt'"):
+        save_checkpoint(path, {"weight": torch.ones(2000), "step": 4})
+    assert load_checkpoint(path) == {"step": 3}
+    with pytest.raises(ExportError, match="draft cannot be written: no space"), finished_folder(tmp_path / "draft"):
+        raise SafetensorError("no space")
 
 
 def test_a_checkpoint_of_other_sizes_is_refused(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def test_adapter_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1)}, tmp_path / EXIT_ADAPTERS_FILE, metadata={"format": "something"})
     with pytest.raises(ExportError, match="'something'; expected 'mirrorsd-exit-1'"):
         load_adapters(tmp_path)
+    (tmp_path / EXIT_ADAPTERS_FILE).write_bytes((tmp_path / EXIT_ADAPTERS_FILE).read_bytes()[:-2])
+    with pytest.raises(ExportError, match=r"exit_adapters\.safetensors cannot be read"):
+        load_adapters(tmp_path)
 
 
 def test_missing_adapters_say_what_to_do(tmp_path: Path) -> None:

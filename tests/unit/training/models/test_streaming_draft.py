@@ -136,6 +136,9 @@ def test_streams_of_another_format_are_refused(tmp_path: Path) -> None:
     save_file({"stream_embeddings": torch.zeros(1, 32)}, tmp_path / STREAMS_FILE, metadata={"format": "else"})
     with pytest.raises(ExportError, match="'else'; expected 'mirrorsd-streams-1' or 'mirrorsd-streams-2'"):
         StreamingDraft.load(tmp_path)
+    (tmp_path / STREAMS_FILE).write_bytes((tmp_path / STREAMS_FILE).read_bytes()[:-2])
+    with pytest.raises(ExportError, match=r"streams\.safetensors cannot be read"):
+        StreamingDraft.load(tmp_path)
 
 
 @pytest.mark.parametrize(("streams", "layers", "message"), [(-1, 1, "num_streams is -1"), (2, 4, "allowed are 1..3")])
