@@ -29,14 +29,10 @@ const colours = new Colours(messages);
 const boxes = new Boxes(messages, colours);
 const question = byId("question");
 
-function announce(words) {
-  byId("announcer").textContent = words;
-}
+const announce = (words) => (byId("announcer").textContent = words);
 
 /** The answer that comes in the conversation that is shown. */
-function runHere() {
-  return [...runs.values()].find((run) => run.conversationId === store.currentId);
-}
+const runHere = () => [...runs.values()].find((run) => run.conversationId === store.currentId);
 
 function isBusy() {
   return Boolean(page.comparing || runHere());
@@ -93,13 +89,17 @@ async function connect(model = page.model) {
 function showList() {
   const items = store.found(byId("search").value).map((one) => {
     const item = element("li", one.id === store.currentId ? "is-current" : "");
+    item.dataset.id = one.id;
     const open = button(store.title(one), () => openConversation(one.id));
     if (one.id === store.currentId) open.setAttribute("aria-current", "true");
     const rename = button("✎", () => renameConversation(one), `Rename ${store.title(one)}`);
     item.append(open, rename, button("×", () => removeConversation(one), `Delete ${store.title(one)}`));
     return item;
   });
+  const focused = document.activeElement?.closest("#conversations li");
+  const place = focused ? [...focused.children].indexOf(document.activeElement) : -1;
   byId("conversations").replaceChildren(...items);
+  items.find((item) => item.dataset.id === focused?.dataset.id)?.children[place].focus();
 }
 
 /** Whatever answers elsewhere goes on. */
@@ -156,7 +156,8 @@ function show(isFromEnd = page.shown?.id !== store.currentId) {
 function held(act) {
   const before = document.activeElement;
   act();
-  if (before !== document.body && (!before.isConnected || before.hidden)) messages.focus({ preventScroll: true });
+  const now = document.activeElement;
+  if (now.hidden || (now === document.body && now !== before)) messages.focus({ preventScroll: true });
 }
 
 function drawCurrent() {

@@ -136,6 +136,7 @@ export function editQuestion(message, box, { again, leave }) {
   field.value = message.content;
   field.rows = Math.min(8, message.content.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit this question");
+  field.dir = "auto";
   const row = element("div", "buttons");
   const save = element("button", "small-button", "Ask this instead");
   save.type = "submit";

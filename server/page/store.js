@@ -85,8 +85,8 @@ export class Store {
 
   /** Add whole conversations, as an import has them: each gets an id of its own. Their number. */
   async import(conversations) {
-    for (const one of conversations) {
-      const made = { ...one, id: newId(), touched: Date.now() };
+    for (const [place, one] of [...conversations].reverse().entries()) {
+      const made = { ...one, id: newId(), touched: Date.now() + place }; // the first one was the last to be touched
       await this.#done("readwrite", (table) => table.put(made));
       this.#take(made);
       this.channel.postMessage(made.id);

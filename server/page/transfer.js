@@ -32,7 +32,7 @@ async function readFiles(files) {
   for (const file of files) {
     try {
       const text = await file.text();
-      found.push(...(file.name.endsWith(".json") ? ofJson(text) : ofMarkdown(text)));
+      found.push(...(/\.json$/i.test(file.name) ? ofJson(text) : ofMarkdown(text)));
     } catch (error) {
       if (!(error instanceof SyntaxError || error instanceof DOMException)) throw error;
       refused.push(`${file.name}: ${error.message}`);
@@ -70,7 +70,9 @@ function ofMarkdown(written) {
 }
 
 function byHeadings(text) {
-  return text.split(/^# /m).slice(1).map((part) => {
+  const found = text.split(/^# /m).slice(1);
+  if (!found.length) throw new SyntaxError("it holds no heading of a conversation, `# …`");
+  return found.map((part) => {
     const [head, ...rest] = part.split(/^(?=## (?:You|Answer)$)/m);
     const messages = rest.map((one) => {
       const role = one.startsWith(HEADINGS.user) ? "user" : "assistant";

@@ -103,6 +103,31 @@ def test_markdown_with_the_line_ends_of_an_editor_is_read(open_page: Any, tmp_pa
     assert said(reader) == [["fox?", "A fox.\n\nOr two."]] * 2
 
 
+def test_imported_conversations_stand_in_the_order_of_their_file(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
+    reader = open_page()
+    said = [{"role": "user", "content": "fox"}]
+    titles = [f"title {number}" for number in range(9)]
+    file = tmp_path / "kept.json"
+    file.write_text(json.dumps([{"title": title, "messages": said} for title in titles]), encoding="utf-8")
+    reader.page.set_input_files("#import", str(file))
+    reader.page.wait_for_selector("#state >> text=9 conversations read.")
+    shown = reader.page.locator("#conversations li button:first-child")
+    assert shown.all_inner_texts()[:9] == titles
+    reader.page.reload()
+    playwright.expect(shown.first).to_have_text("title 0")
+    assert shown.all_inner_texts()[:9] == titles
+
+
+def test_files_without_a_conversation_are_told_of(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
+    reader = open_page()
+    for name in ("none.MD", "none.JSON"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    reader.page.set_input_files("#import", [str(path) for path in sorted(tmp_path.iterdir())])
+    reader.page.wait_for_selector("#state >> text=Not read")
+    told = reader.page.locator("#state").inner_text()
+    assert "none.JSON: it holds no list of conversations; none.MD: it holds no heading" in told
+
+
 def test_other_conversations_are_read_and_copied_while_one_is_answered(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     reader.script("A heron.")
@@ -148,6 +173,10 @@ def test_the_focus_is_not_lost_with_what_had_it(open_page: Any) -> None:  # noqa
     reader.page.keyboard.press("Enter")
     reader.page.wait_for_function(f"() => {FOCUSED} === 'messages'")
     reader.wait()
+    reader.page.on("dialog", lambda dialog: dialog.accept("a fox"))
+    reader.page.focus("[aria-label='Rename fox']")
+    reader.page.keyboard.press("Enter")
+    reader.page.wait_for_selector("[aria-label='Rename a fox']:focus")
     reader.page.focus("#export-text")
     reader.page.keyboard.press("Tab")
     style = "getComputedStyle(document.querySelector('.file-button')).outlineStyle"
@@ -312,3 +341,20 @@ def test_markup_keeps_its_lines_and_cells_of_tables_break_theirs(open_page: Any)
     shown = reader.page.locator(".answer > .text").inner_text()
     assert shown.startswith("<answer>\n  one\n  two\n</answer>\n\nthree")
     assert reader.page.locator(".answer td").first.bounding_box()["width"] < 500
+
+
+LEFT = """one => {
+  const range = new Range();
+  range.selectNodeContents(one);
+  return range.getBoundingClientRect().left - one.getBoundingClientRect().left;
+}"""
+
+
+def test_what_is_written_from_right_to_left_stands_so(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.script("שלום עולם.\n\nA fox.")
+    reader.ask("שלום")
+    lefts = reader.page.locator(".answer > .text p").evaluate_all(f"all => all.map({LEFT})")
+    assert lefts[0] > 400 and lefts[1] == 0
+    reader.page.fill("#question", "שלום")
+    assert reader.page.locator("#question").evaluate("one => one.matches(':dir(rtl)')")
