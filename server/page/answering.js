@@ -106,6 +106,12 @@ async function resume(answer, signal, tell) {
   return true;
 }
 
+/** What is kept of an answer that has ended: where nothing came of it, the one that it was asked instead of. */
+export function settled({ instead, ...message }) {
+  if (!instead?.content || message.content || message.reasoning) return message;
+  return { ...instead, note: `Asked again in vain: ${message.error || message.note}` };
+}
+
 /** The same request, to go on with the answer that it ends with. */
 export function continued(body) {
   return { ...body, continue_final_message: true };

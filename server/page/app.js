@@ -1,7 +1,7 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, endKept, inWords, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { askAlone, continued, figuresInWords, isCut, requestBody, resumeOrAsk } from "./answering.js";
+import { askAlone, continued, figuresInWords, isCut, requestBody, resumeOrAsk, settled } from "./answering.js";
 import { Boxes } from "./boxes.js";
 import { button, element } from "./elements.js";
 import { AnswerBox, atEnd, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
@@ -247,8 +247,8 @@ async function answer(place, message = newAnswer()) {
   runs.set(message.id, run);
   held(showBusy);
   const conversation = await keep(id, (kept) => {
-    message.settings = run.message.settings = withRoom(kept.settings);
-    place(kept, message);
+    place(kept, Object.assign(message, { settings: withRoom(kept.settings) }));
+    Object.assign(run.message, structuredClone(message));
   });
   if (!conversation) {
     runs.delete(message.id);
@@ -298,15 +298,15 @@ async function follow(run, work) {
   await keep(conversationId, (kept) => {
     const other = kept.messages.find((one) => one.id === message.id);
     const isDoneElsewhere = run.isResumed && !run.isStopped && other && !other.pending;
-    if (!isDoneElsewhere) put(kept, message);
+    if (!isDoneElsewhere) put(kept, settled(message), message.id);
   });
   runs.delete(message.id);
   if (isShown()) show();
   else showList();
 }
 
-function put(conversation, message) {
-  conversation.messages = conversation.messages.map((one) => (one.id === message.id ? message : one));
+function put(conversation, message, id = message.id) {
+  conversation.messages = conversation.messages.map((one) => (one.id === id ? message : one));
 }
 
 function explain(error, { message, isStopped }) {
@@ -322,9 +322,9 @@ function explain(error, { message, isStopped }) {
 
 async function retry() {
   if (isBusy()) return;
-  await answer((conversation, message) => {
-    if (conversation.messages.at(-1)?.role === "assistant") conversation.messages.pop();
-    conversation.messages.push(message);
+  await answer(({ messages: said }, message) => {
+    const instead = said.at(-1)?.role === "assistant" ? said.pop() : null;
+    said.push(Object.assign(message, { instead }));
   });
 }
 

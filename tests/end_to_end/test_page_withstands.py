@@ -234,6 +234,25 @@ def test_an_answer_that_broke_off_can_be_copied_and_goes_on(open_page: Any) -> N
     assert reader.page.locator(".answer button").all_inner_texts() == ["Copy", "Continue", "Retry"]
 
 
+def test_asking_again_in_vain_takes_no_answer_away(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.script("A fox.")
+    reader.ask("fox")
+    reader.page.unroute("**/v1/chat/completions")
+    refusal = {"error": {"message": "The queue is full.", "code": "busy"}}
+    reader.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal))
+    reader.page.click("text=Retry")
+    reader.page.wait_for_selector(".note >> text=Asked again in vain: The queue is full.")
+    assert said(reader) == [["fox", "A fox."]]
+    reader.forgive("429")
+    reader.page.unroute("**/v1/chat/completions")
+    reader.script("A heron.")
+    reader.page.click("text=Retry")
+    reader.wait()
+    assert said(reader) == [["fox", "A heron."]]
+    assert reader.page.locator(".note").count() == 0 and "instead" not in kept_in(reader)[0]["messages"][1]
+
+
 def test_an_answer_that_another_tab_stops_is_no_error(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     error = {"error": {"message": "The answer was ended by its id.", "code": "cancelled"}}

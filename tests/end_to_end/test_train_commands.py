@@ -282,6 +282,8 @@ def test_a_draft_cut_from_a_gguf_file_trains_on_documents_alone(
         ("head", ("--taps", "1,final"), "--taps names 2; a medusa head reads one"),
         ("head", ("--loss", "kl=0"), "--loss is kl=0.0"),
         ("head", ("--loss", "far=1"), "--loss is 'far=1'"),
+        ("head", ("--tokens", "50"), "--tokens does nothing without --vocabulary reduced"),
+        ("head", ("--head-rank", "8"), "--head-rank does nothing without --vocabulary low-rank"),
     ],
 )
 def test_an_error_names_the_option_and_comes_before_any_text(
@@ -303,6 +305,17 @@ def test_documents_to_hold_back_want_a_corpus(
     held_back = ["--held-back", str(trained / "corpus.jsonl")]
     assert run(["train", "exit", str(trained / "target"), "--work", str(tmp_path), *SIZES, *held_back]) == 2
     assert "--held-back does nothing without --corpus" in capsys.readouterr().err
+
+
+def test_a_report_on_no_text_is_refused(
+    trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"question_id": 1, "category": "a", "turns": ["fox " * 4000]}))
+    command = ["train", "report", str(trained / "target"), "--draft", str(tiny_pair[1])]
+    command += ["--prompts", str(tmp_path / "long.jsonl")]
+    for wrong, words in (((), "none of 1 questions fits"), (("--per-task", "-1"), "--per-task")):
+        assert run([*command, *wrong]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_text_of_a_target_with_other_tokens_is_refused(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -79,9 +80,8 @@ def load_head(folder: Path, target: PreTrainedModel) -> HeadNetwork:
         ConfigError: Not a head's folder, or one of another target.
         ExportError: Its weights are missing or do not belong to its config, or a published one is not of our kinds.
     """
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    of_ours = None if is_published(config) else HeadConfig.read(folder)
+    config = _published_config(folder / "config.json")
+    of_ours = None if config else HeadConfig.read(folder)
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
         if of_ours is None:
@@ -94,6 +94,15 @@ def load_head(folder: Path, target: PreTrainedModel) -> HeadNetwork:
         raise ExportError(f"the weights of {folder} do not belong to its config.json: {error}") from error
     lend(network, target)
     return network.to(target.device).eval()
+
+
+def _published_config(path: Path) -> dict[str, Any]:
+    """The config of a published head; nothing of ours, or where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and is_published(found) else {}
 
 
 def _single(tensor: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate, as a share
 
 
 def head(
+    context: typer.Context,
     target: shared.Target,
     output: Annotated[Path, typer.Option("-o", "--output", help="The head's folder.", show_default=False)],
     work: shared.Work,
@@ -106,6 +107,9 @@ def head(
     how = HeadTrainingConfig(mix=read_mix(loss) or LossMix(**plan.usual.loss), **rows)
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
     size = _check_plan(plan, how, target)
+    for kind_of_it, sized_by in (("low-rank", "head_rank"), ("reduced", "num_logits")):
+        if vocabulary != kind_of_it:
+            options.refuse_without(f"--vocabulary {kind_of_it}", context, sized_by)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))

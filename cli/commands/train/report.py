@@ -38,7 +38,7 @@ def report(
     only: Annotated[
         str, typer.Option(help="Sections: agreement,windows,confirmed,misses,sampling.")
     ] = "agreement,windows,confirmed,misses,sampling",
-    per_task: Annotated[int | None, typer.Option(help="Questions per category; all without it.")] = None,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Questions per category; all without it.")] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Keep what follows once a text repeats itself.")] = False,
     threads: shared.Threads = 0,
     device: shared.Device = "auto",
@@ -58,6 +58,8 @@ def report(
     heads = by_name(head or [])
     check_heads(model, heads)
     greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids)
+    if not any(greedy.values()):
+        raise ConfigError(f"--prompts {prompts}: none of {len(questions)} questions fits the target's context")
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
 

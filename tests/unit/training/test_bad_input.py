@@ -14,6 +14,7 @@ from torch import nn
 
 from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.training.heads.head_folder import load_head
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.run.loss_curve import plot_losses
@@ -119,6 +120,12 @@ def test_half_a_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"last\.pt is not a whole checkpoint .*cut short"):
         load_checkpoint(path)
     assert path.exists()
+
+
+def test_a_head_without_a_config_that_is_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
+        load_head(tmp_path, nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 class FullDisk(io.BytesIO):
