@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from mirrorsd.families.tokenizers import load_tokenizer
 from mirrorsd.graphs.errors import ConfigError
@@ -69,7 +68,7 @@ def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_asked:
     """
     try:
         return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=is_asked)["input_ids"])
-    except (TemplateError, ValueError) as error:
+    except Exception as error:  # a program that came with the checkpoint may raise anything
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
             f"the target's chat template does not take a conversation of {roles} ({error}); give conversations that "

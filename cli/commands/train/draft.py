@@ -143,26 +143,35 @@ def draft(
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
     plan = DraftPlan(**sizes, head=(head_rank, head_tokens), streams_only=streams_only)
-    size = plan.check(target, streams, baseline)
-    _refuse_idle(context, from_model, from_layers, streams)
+    size = _checked(context, plan, target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
-    runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
-    shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
+    runs = _fresh_runs(work, output, streams, baseline=baseline, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
     shared.check_text(work, source, (batch, length), document_share, seconds * len(runs), checkpoint)
     model = _train_all(checkpoint, plan, runs, (work, source, document_share, size), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
-def _refuse_idle(context: typer.Context, from_model: Path | None, from_layers: str | None, streams: int) -> None:
-    """Refuse sizes that something else decides."""
-    if not from_layers:
+def _checked(context: typer.Context, plan: "DraftPlan", target: Path, num_streams: int, has_baseline: bool) -> int:
+    """Check a plan (`DraftPlan.check`), and refuse sizes that something else decides."""
+    size = plan.check(target, num_streams, has_baseline)
+    if not plan.from_layers:
         options.refuse_without("--from-layers", context, "head_rank")
-    if from_model or from_layers:
+    if plan.source or plan.from_layers:
         options.refuse_beside("beside what the draft starts from", context, "hidden", "layers")
-    if not streams:
+    if not num_streams:
         of_streams = ("stream_layers", "stream_rank", "link_rank", "stream_weight", "streams_from", "tip_share")
         options.refuse_beside("with --streams 0", context, *of_streams)
+    return size
+
+
+def _fresh_runs(
+    work: Path, output: Path, num_streams: int, *, baseline: bool, resume: bool
+) -> list[tuple[str, int, Path]]:
+    """What is trained one after the other: the name of its folder in `work`, its streams, and where it goes."""
+    runs = [("draft", num_streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
+    shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
+    return runs
 
 
 def _loss(**given: Any) -> "DistillConfig":

@@ -1,6 +1,7 @@
 """`mirrorsd train head`: a drafting head that reads the hidden states of its target, trained on text by that target."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +94,6 @@ def head(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a head that guesses from the target's hidden states, and measure it on held-back text."""
-    from mirrorsd.training.divergence import LossMix
     from mirrorsd.training.heads.head_shape import HeadPlan
     from mirrorsd.training.heads.head_training import HeadTrainingConfig
     from mirrorsd.training.text.work_folder import training_text
@@ -104,12 +104,9 @@ def head(
     plan = HeadPlan(**asked, link_rank=link_rank, adapter_rank=adapter_rank)
     rows: dict[str, Any] = {"sequences": batch, "length": length, "row_share": row_share, "rate": rate}
     rows |= {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
-    how = HeadTrainingConfig(mix=read_mix(loss) or LossMix(**plan.usual.loss), **rows)
+    how = HeadTrainingConfig(mix=read_mix(loss, plan.usual.loss), **rows)
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
-    size = _check_plan(plan, how, target)
-    for kind_of_it, sized_by in (("low-rank", "head_rank"), ("reduced", "num_logits")):
-        if vocabulary != kind_of_it:
-            options.refuse_without(f"--vocabulary {kind_of_it}", context, sized_by)
+    size = _check_plan(context, plan, how, target)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
@@ -120,7 +117,7 @@ def head(
     print_json(found) if as_json else print_head_report(found)
 
 
-def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", target: Path) -> int:
+def _check_plan(context: typer.Context, plan: "HeadPlan", how: "HeadTrainingConfig", target: Path) -> int:
     """Refuse what no head of this target can be, before any weight is read; return how many parameters are trained."""
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.export.checkpoints.weightless import open_model
@@ -128,6 +125,9 @@ def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", target: Path) -> in
 
     config = plan.config(open_model(open_checkpoint(target, "target")).network)
     how.spans(config.length)
+    for vocabulary, size in (("low-rank", "head_rank"), ("reduced", "num_logits")):
+        if plan.vocabulary != vocabulary:
+            options.refuse_without(f"--vocabulary {vocabulary}", context, size)
     return num_trained(config)
 
 
@@ -181,8 +181,8 @@ def read_taps(text: str | None) -> tuple[int | str, ...]:
     return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
-def read_mix(text: str | None) -> "LossMix | None":
-    """Read `tv=0.9,hard=0.1`; None where nothing is given.
+def read_mix(text: str | None, usual: Mapping[str, float]) -> "LossMix":
+    """Read `tv=0.9,hard=0.1`; the `usual` shares where nothing is given.
 
     Raises:
         ConfigError: another name, or no number.
@@ -190,7 +190,7 @@ def read_mix(text: str | None) -> "LossMix | None":
     from mirrorsd.training.divergence import LossMix
 
     if text is None:
-        return None
+        return LossMix(**usual)
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
