@@ -5,22 +5,28 @@ import { Growing } from "./growing.js";
 
 const OPENED = /^\s*(?:<(?:think|thinking|thought)>|\[THINK\])/i;
 const CLOSED = /(?:<\/(?:think|thinking|thought)>|\[\/THINK\])\s*/i;
-const CLOSED_ALONE = /(?<=^|\n)[ \t]*(?:<\/(?:think|thinking|thought)>|\[\/THINK\])[ \t]*(?:\n\s*|$)/i;
+const CLOSED_ALONE = /(?<=^|\n)[ \t]*(?:<\/(?:think|thinking|thought)>|\[\/THINK\])[ \t]*(?:\n\s*|$)/gi;
+const FENCE = /^[ \t]*(?:```|~~~)/gm;
 const opened = new Set(); // ids of answers whose reasoning is read
 
 /**
  * What of an answer is reasoning: {thought, thoughtAt, said, saidAt, isThinking}, the places being those in its content.
  *
  * A server may send it apart (`reasoning`). In the content it stands between tags. The first one may be missing, where
- * the model's template has written it into the prompt; the second one stands on a line of its own then.
+ * the model's template has written it into the prompt; the second one stands on a line of its own then, and in no code.
  */
 export function parts({ content, reasoning = "" }) {
   const start = OPENED.exec(content)?.[0].length ?? 0;
-  const end = (start ? CLOSED : CLOSED_ALONE).exec(content);
+  const end = start ? CLOSED.exec(content) : closedAlone(content);
   if (!start && !end) return { thought: reasoning, thoughtAt: null, said: content, saidAt: 0, isThinking: Boolean(reasoning) && !content };
   const saidAt = end ? end.index + end[0].length : content.length;
   const inside = content.slice(start, end?.index);
   return { thought: reasoning + inside, thoughtAt: reasoning ? null : start, said: content.slice(saidAt), saidAt, isThinking: !end };
+}
+
+function closedAlone(content) {
+  const isInCode = (place) => (content.slice(0, place).match(FENCE)?.length ?? 0) % 2 === 1;
+  return [...content.matchAll(CLOSED_ALONE)].find(({ index }) => !isInCode(index)) ?? null;
 }
 
 /** The folded box. What is in it is drawn only while it is open. */

@@ -129,6 +129,15 @@ def test_reasoning_is_folded(open_page: Any, said: str, thought: str, shown: str
         assert violations(reader) == []
 
 
+def test_tags_of_reasoning_in_code_are_code(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.script("Write it so:\n\n```\n<think>\nHm.\n</think>\n```\n\nThat is all.")
+    reader.ask("fox")
+    assert not reader.page.locator(".answer .thought").is_visible()
+    assert reader.page.locator(".answer code").inner_text() == "<think>\nHm.\n</think>\n"
+    assert "Write it so:" in reader.page.locator(".answer > .text").inner_text()
+
+
 def test_reasoning_that_comes_apart_is_folded_kept_and_sent_again(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     deltas = [{"reasoning_content": "A fox "}, {"reasoning_content": "or a heron?"}, {"content": "A fox."}]
