@@ -4,7 +4,8 @@ A thread that computes in a vendor's C++ while the interpreter is taken down end
 child has the vendors' objects without their threads, and their destructors wait for those threads for ever. So whatever
 runs on devices is closed before the interpreter goes, and a child leaves what it inherited untouched.
 
-Owns: the hooks of exit and fork, and what they do to whatever was given to `watch`. Does not own: how that is closed
+Owns: the hooks of exit and fork, what they do to whatever was given to `watch`, and threads that may be begun when the
+main one has ended. Does not own: how that is closed
 (`engine`), nor what a forked child is told that uses it.
 """
 
@@ -15,9 +16,13 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
+
+Made = TypeVar("Made")
 
 DEVICE_THREADS = "mirrorsd-"
 """How the names of threads begin that call into vendors."""
@@ -45,6 +50,28 @@ _watched: "weakref.WeakSet[Watched]" = weakref.WeakSet()
 def watch(one: Watched) -> None:
     """Close it when the program ends without having done so, and leave it alone in forked children."""
     _watched.add(one)
+
+
+@contextmanager
+def beside(work: Callable[[], Made]) -> "Iterator[Future[Made]]":
+    """Have work done on a thread of its own, which has ended when the block has.
+
+    A pool of the standard library takes no work any more once the main thread has ended, which others may outlive.
+    """
+    made: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:  # handed to whoever waits, on its own thread
+            made.set_exception(error)
+
+    thread = threading.Thread(target=run, name="mirrorsd-beside")
+    thread.start()
+    try:
+        yield made
+    finally:
+        thread.join()
 
 
 def refuse_to_leave(one: object) -> NoReturn:

@@ -1,7 +1,7 @@
 """Loading: from a bundle's folder and the name of a device map to the parts that a pipeline consists of."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from itertools import accumulate, cycle, product
@@ -15,6 +15,7 @@ import numpy as np
 from mirrorsd.device_maps import DeviceMap, DraftPlacement
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.devices import endings
 from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
 from mirrorsd.devices.inventory import cannot_run, cannot_take_trees, choose_device_map
 from mirrorsd.devices.layouts import Layout, choose_layout, thread_cores
@@ -82,8 +83,7 @@ def load_parts(
     check_runs(speculations, choice.device_map, manifest)
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
-    with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
-        reading = beside.submit(BundleTokenizer, folder, manifest.target.shape.vocab_size)
+    with endings.beside(partial(BundleTokenizer, folder, manifest.target.shape.vocab_size)) as reading:
         engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
         if not known.target_ms:
             most = 1 + speculations.greedy.gamma

@@ -9,12 +9,12 @@ Owns: making an `ov.Core`, and running what makes one of its own. Nobody else do
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
 import openvino as ov
 
+from mirrorsd.devices import endings
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
 Made = TypeVar("Made")
@@ -30,5 +30,5 @@ def new_core() -> ov.Core:
 
 def on_a_thread_that_ends(work: Callable[[], Made]) -> Made:
     """What `work` returns or raises: something that opens OpenVINO by itself."""
-    with ThreadPoolExecutor(1, "openvino") as thread:
-        return thread.submit(work).result()
+    with endings.beside(work) as made:
+        return made.result()

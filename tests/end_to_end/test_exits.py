@@ -129,6 +129,21 @@ def test_a_forked_child_is_told_and_ends(tiny_bundle: Path, child: str) -> None:
     assert "Exception ignored" not in done.stderr
 
 
+def test_a_thread_that_outlives_the_main_one_loads_and_decodes(tiny_bundle: Path) -> None:
+    """As where a program's last line starts its thread: pools of the standard library take no work from then on."""
+    program = (
+        BEGIN.format(bundle=str(tiny_bundle))
+        + """
+def work():
+    threading.main_thread().join()
+    print(len(text_of(load())))
+threading.Thread(target=work).start()
+"""
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=90, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("20\n", "")
+
+
 @pytest.fixture(scope="module")
 def pipe(tiny_bundle: Path) -> Iterator[MirrorPipeline]:
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as loaded:

@@ -58,7 +58,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "endings": set(),
         "huge_pages": set(),
         "onnxruntime": set(),
-        "openvino": {"draft_memory", "draft_passes", "slot_draft"},
+        "openvino": {"draft_memory", "draft_passes", "endings", "slot_draft"},
         "hardware": {"openvino"},
         "inventory": {"onnxruntime", "openvino"},
         "fingerprint": {"hardware", "inventory", "layouts"},
