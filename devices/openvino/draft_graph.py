@@ -16,6 +16,7 @@ from mirrorsd.devices.openvino.draft_shapes import (
     device_options,
     host_options,
     keep_small_constants,
+    said_of,
     static_shapes,
     tile_options,
     weightless_options,
@@ -81,9 +82,10 @@ class DraftGraph:
             options = self._options | self._weightless | (tile_options(model) if chooses_tiles else {})
             return self.core.compile_model(model, self.device, options)
         except OPENVINO_ERRORS as error:
+            advice = "Choose another device map (`mirrorsd devices`)."
             raise DeviceError(
                 f"OpenVINO could not compile the draft for {self.device} "
-                f"({rows} rows, {tips} tips, {capacity} slots): {error}"
+                f"({rows} rows, {tips} tips, {capacity} slots): {said_of(self._path, error, advice)}"
             ) from error
 
     def take_back(self, blob: ov.Tensor) -> ov.CompiledModel:
@@ -141,9 +143,8 @@ class DraftGraph:
         try:
             return self.core.read_model(self._path)
         except OPENVINO_ERRORS as error:
-            raise DeviceError(
-                f"OpenVINO cannot read the draft: {str(error).strip()} Export the bundle again."
-            ) from error
+            advice = "Copy the whole bundle again, or export it again."
+            raise DeviceError(f"OpenVINO cannot read the draft: {said_of(self._path, error, advice)}") from error
 
 
 def reason_in(error: Exception) -> str:

@@ -1,8 +1,10 @@
 """The draft's static shapes on OpenVINO, and how it is compiled on each device.
 
-Owns, besides, what OpenVINO raises (`OPENVINO_ERRORS`).
+Owns, besides, what OpenVINO raises (`OPENVINO_ERRORS`), and what to do about it.
 """
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,23 @@ _MOST_ROWS_ON_TWO_TILES = 24
 _IN_THE_FILE = "WeightlessCacheAttribute"
 OPENVINO_ERRORS = errors_of(openvino_state)
 """Everything that OpenVINO raises; the classes of its own derive from `Exception` alone."""
+_NO_MEMORY = ("alloc", os.strerror(errno.EAGAIN))
+"""How its messages say that memory, or a thread for want of it, was refused: there is no class for that."""
+
+
+def said_of(path: Path, error: Exception, advice: str) -> str:
+    """What OpenVINO says of a bundle's file, in a line, and what to do: `advice`, unless something else is wrong."""
+    words = " ".join(str(error).split()).rstrip(".")
+    if not path.is_file():
+        advice = (
+            f"{path} is not there: leave a bundle where it is while it is loaded, or copy or export the bundle again."
+        )
+    elif any(reason in words for reason in _NO_MEMORY):
+        advice = (
+            "There is too little memory: close other programs, or export with a smaller --context (`mirrorsd doctor "
+            "BUNDLE` counts)."
+        )
+    return f"{words}. {advice}".rstrip()
 
 
 def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:

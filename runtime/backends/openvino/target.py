@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.devices.hardware import target_name
 from mirrorsd.devices.openvino.core import new_core
-from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, said_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
@@ -239,8 +239,8 @@ def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacemen
         return core.compile_model(model, device, options)
     except OPENVINO_ERRORS as error:
         raise DeviceError(
-            f"OpenVINO could not load {path.name} on {device}: {str(error).strip()} Choose another device map "
-            "(`mirrorsd devices`), or export the bundle again."
+            f"OpenVINO could not load {path.name} on {device}: "
+            + said_of(path, error, "Choose another device map (`mirrorsd devices`), or export the bundle again.")
         ) from error
 
 

@@ -1,5 +1,6 @@
 """What a draft is compiled with: the emulated NPU computes what the card says, not what the CPU would rather."""
 
+from pathlib import Path
 from typing import Any
 
 import openvino as ov
@@ -7,7 +8,7 @@ import pytest
 
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.devices.draft_passes import pass_buckets
-from mirrorsd.devices.openvino.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.devices.openvino.draft_shapes import cache_type, device_options, host_options, said_of
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
 
@@ -96,3 +97,21 @@ def _entry(buckets: list[DraftBucket]) -> DraftEntry:
         buckets=tuple(buckets),
         capacities=(64,),
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Exception from core.cpp:84:\nstd::bad_alloc\n", "core.cpp:84: std::bad_alloc. There is too little memory"),
+        ("mapping for 6, err=Cannot allocate memory", "memory. There is too little memory: close other programs"),
+        ("Resource temporarily unavailable", "unavailable. There is too little memory"),
+        ("Unable to read the model.", "Unable to read the model. Copy it again."),
+    ],
+)
+def test_what_openvino_says_comes_in_a_line_with_what_helps(tmp_path: Path, said: str, advice: str) -> None:
+    """A machine without memory has no damaged bundle."""
+    path = tmp_path / "draft.xml"
+    assert "draft.xml is not there: leave a bundle where it is" in said_of(path, RuntimeError(said), "")
+    path.touch()
+    assert advice in said_of(path, RuntimeError(said), "Copy it again.")
+    assert "\n" not in said_of(path, RuntimeError(said), "")
