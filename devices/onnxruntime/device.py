@@ -6,8 +6,11 @@ Does not own: running (`stage`), what a provider is told (`providers`).
 """
 
 import itertools
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,11 +180,19 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
 
 
 def _check_name(path: Path) -> None:
+    """Refuse a name whose bytes on the disk are others than those of its letters in UTF-8, which the runtimes take."""
+    with suppress(UnicodeEncodeError):
+        if str(path).encode() == os.fsencode(path):
+            return
+    name = str(path.parent).encode("ascii", "backslashreplace").decode()
     try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        name = str(path.parent).encode("ascii", "backslashreplace").decode()
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
         raise BundleError(f"{name} is no name in UTF-8, which ONNX Runtime needs: rename that folder.") from None
+    raise BundleError(
+        f"Python takes {name} for {sys.getfilesystemencoding()}, and ONNX Runtime for UTF-8, which it is. Start Python "
+        "with PYTHONUTF8=1, or in a locale of UTF-8."
+    )
 
 
 def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:

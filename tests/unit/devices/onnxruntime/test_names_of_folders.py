@@ -1,4 +1,4 @@
-"""A folder whose name is no text is refused in words, before a runtime is asked."""
+"""A folder whose name a runtime would not find is refused in words, before it is asked."""
 
 import os
 import sys
@@ -17,3 +17,12 @@ def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
     device = OnnxDevice(TargetPlacement(provider="CPUExecutionProvider", threads=1))
     with pytest.raises(BundleError, match=r"caf\\udce9\.mirror is no name in UTF-8.*rename that folder"):
         device.open(folder / "prefix.onnx", "float32")
+
+
+def test_a_name_that_python_reads_in_another_code_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a locale of ISO-8859-1: the folder's name is UTF-8, and not damaged."""
+    device = OnnxDevice(TargetPlacement(provider="CPUExecutionProvider", threads=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsencode", lambda path: str(path).encode("latin-1"))
+        with pytest.raises(BundleError, match=r"takes .*caf\\xc3\\xa9\.mirror for .* UTF-8, which it is.*PYTHONUTF8=1"):
+            device.open(tmp_path / "caf\xc3\xa9.mirror" / "prefix.onnx", "float32")
