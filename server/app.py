@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from mirrorsd.devices import freed_memory
-from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.graphs.errors import ConfigError, GenerationError, MirrorError
 from mirrorsd.graphs.shipped_files import shipped
 from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
@@ -151,7 +151,8 @@ class _Answered:
         key = getattr(arguments[-1], "mirror_keep", None)
         if key is not None:
             return await self._keep(key, exchange, arguments[-1])
-        return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+        with _naming(arguments[-1]):
+            return await while_connected(exchange, lambda: endpoint.handler(*arguments))
 
     async def _keep(self, key: str, exchange: Exchange, body: ChatRequest) -> bool:
         """Answer into a kept answer, and follow it while the client is there."""
@@ -160,7 +161,8 @@ class _Answered:
 
         async def work(inner: Exchange) -> None:
             async with _telling(inner):
-                await self._endpoint.handler(self._service, inner, body)
+                with _naming(body):
+                    await self._endpoint.handler(self._service, inner, body)
 
         answers = kept_answers(exchange)
         kept = answers.begin(key, exchange, work)
@@ -178,6 +180,17 @@ async def _telling(exchange: Exchange) -> AsyncIterator[None]:
         if not isinstance(error, ApiError) and api_error(error).status >= 500:
             _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
         await exchange.fail(api_error(error))
+
+
+@contextmanager
+def _naming(body: object) -> Iterator[None]:
+    """Have what the pipeline refuses within it told by the names that the request has."""
+    try:
+        yield
+    except (ConfigError, GenerationError) as error:
+        if isinstance(body, BaseModel) and (found := api_error(error, body)).status < 500:
+            raise found from error
+        raise
 
 
 def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from mirrorsd.graphs.errors import ContextLengthError
-from mirrorsd.server.errors import ApiError, api_error
+from mirrorsd.server.errors import ApiError, api_error, prompt_field
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.transport.guard import values
 from mirrorsd.server.transport.refusals import forget_rest
@@ -87,13 +87,13 @@ class Exchange:
             )
         try:
             async with asyncio.timeout(self._limits.body_s):
-                body = await self._read_body(context)
+                body = await self._read_body(context, model)
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {self._limits.body_s:g} seconds.") from None
         self.resumption = read_resumption(self.request.headers.get(HEADER))
         num_marks = sum(map(body.count, (b"[", b"{", b'":')))
         if num_marks > self._limits.marks_for(context):
-            raise _too_long(context, f"the request has {num_marks} brackets and keys")
+            raise _too_long(context, f"the request has {num_marks} brackets and keys", model)
         document = None
         try:
             with _no_collection():
@@ -104,7 +104,7 @@ class Exchange:
         except ValueError as error:
             raise ApiError(400, f"The body is not JSON: {error}.", code="json_invalid") from None
 
-    async def _read_body(self, context: int) -> bytes:
+    async def _read_body(self, context: int, model: type[BaseModel]) -> bytes:
         """What came; more than may be kept is read on and forgotten, since clients read no answer before."""
         found, num_come = bytearray(), 0
         most_kept, most = self._limits.body_bytes_for(context), self._limits.body_bytes
@@ -121,7 +121,7 @@ class Exchange:
             else:
                 if num_come <= most_kept:
                     return bytes(found)
-                raise _too_long(context, f"the request has {num_come} bytes")
+                raise _too_long(context, f"the request has {num_come} bytes", model)
         raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
 
     def tell_unknown(self, names: Iterable[str]) -> None:
@@ -238,8 +238,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _too_long(context: int, found: str) -> ApiError:
-    return api_error(ContextLengthError.of(context, found))
+def _too_long(context: int, found: str, model: type[BaseModel]) -> ApiError:
+    error = api_error(ContextLengthError.of(context, found))
+    error.param = prompt_field(model)
+    return error
 
 
 def _refusal(error: ValidationError, document: object) -> ApiError:

@@ -349,6 +349,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
         "tool_choice",
     ),
+    "a bias of no token": ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    "a schema that cannot be kept": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}},
+        "response_format",
+    ),
+    "an expression that is none": ({"guided_regex": "("}, "guided_regex"),
+    "a head that the bundle lacks": ({"method": "medusa"}, "method"),
+    "a long prompt": ({"messages": [{"role": "user", "content": "fox " * 3000}]}, "messages"),
     "an unknown format": ({"response_format": {"type": "xml"}}, "response_format"),
 }
 
