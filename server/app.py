@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from mirrorsd.devices import freed_memory
@@ -233,15 +233,23 @@ class _Refusing:
     """Answers what no route answers, whose body nobody has read."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
-        self._error = ApiError(status, message, code=code)
+        self._status, self._message, self._code = status, message, code
 
     async def __call__(self, request: Any, _: Exception) -> Any:
         limits = request.app.state.service.settings.limits
+        headers = {"Allow": ", ".join(_methods_of(request))} if self._status == 405 else None
+        error = ApiError(self._status, self._message, code=self._code, headers=headers)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await refuse(self._error, scope, receive, send, limits)
+            await refuse(error, scope, receive, send, limits)
 
         return answer
+
+
+def _methods_of(request: Any) -> list[str]:
+    """The methods of a path, which may have a route for each."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE)
+    return sorted({method for route in routes for method in route.methods})
 
 
 _not_found = _Refusing(404, "There is no such path here; /openapi.json lists those there are.", "not_found")

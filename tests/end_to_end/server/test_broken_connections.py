@@ -201,3 +201,12 @@ def test_web_sockets_are_not_spoken(serving: Running) -> None:
         serving, "/v1/chat/completions", "Upgrade: websocket", "Sec-WebSocket-Key: eA==", "Sec-WebSocket-Version: 13"
     )
     assert status_of(answer) in (400, 404, 405, 426)
+
+
+def test_a_path_says_which_methods_it_has(serving: Running) -> None:
+    """As HTTP wants it of a 405: those of all routes that the path has."""
+    allowed = {"/v1/answers/an-answer": b"DELETE, GET, HEAD", "//v1/completions/": b"POST", "/health": b"GET, HEAD"}
+    for path, methods in allowed.items():
+        answer = raw(serving, post(serving, path, b"{}").replace(b"POST ", b"PUT ", 1))
+        assert status_of(answer) == 405
+        assert b"allow: " + methods + b"\r\n" in answer
