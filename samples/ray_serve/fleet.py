@@ -44,10 +44,13 @@ class Replica:
             known.set(value, tags=labels)
 
 
-@serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
+@serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000)
 @serve.ingress()
 class Front:
-    """Keeps the ids of running texts, and asks the replicas through Ray's own router."""
+    """Keeps the ids of running texts, and asks the replicas through Ray's own router.
+
+    It reserves no core: a replica has all of its PC, and on one PC there would be no place for a front.
+    """
 
     def __serve_build_asgi_app__(self):
         return build_front(["http://127.0.0.1:8000/replicas"], ServerSettings())
