@@ -111,7 +111,7 @@ class CompiledCache:
     def give_up(self, reason: str) -> None:
         """Keep no more blobs."""
         self.is_writable = False
-        _log.info("Compiled drafts are not kept in %s: %s.", self.folder.name, reason)
+        _log.info("Compiled drafts are not kept in %s: %s.", self.folder, reason)
 
     def delete_stale(self) -> None:
         """Delete blobs of another draft, OpenVINO or format: nobody will use them again."""
