@@ -20,6 +20,8 @@ _WIDTHS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Of experts, by config.json's names; transformers takes its own defaults."""
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Of Gemma's scores and logits, with the names of config.json; here too transformers takes its defaults."""
 _YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
 """Between how many turns positions are scaled by some, by config.json's names."""
 _USUAL = {
@@ -86,9 +88,7 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
     def said(name: str, default: Any = None) -> Any:
         return given[name].contents() if name in given else default
 
-    for of_file, name in _WIDTHS.items():
-        if of_file in given and hasattr(config, name):
-            setattr(config, name, int(said(of_file)))
+    _complete_sizes(config, given)
     window = int(said("attention.sliding_window", 0))  # 0 is none, as in files of Phi-4
     if window and getattr(config, "sliding_window", window) is None:
         config.sliding_window = window
@@ -99,6 +99,8 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
     whole = getattr(config, "rope_parameters", None)
     if not whole:
         return
+    if "rope.freq_base_swa" in given and "sliding_attention" in whole:
+        whole["sliding_attention"]["rope_theta"] = float(said("rope.freq_base_swa"))
     rope = whole.get("full_attention", whole)  # where layers differ, those that see everything are scaled
     _complete_part(config, rope, file, said("rope.dimension_count"))
     factors = {name: tensors[name].data.astype(np.float64).ravel().tolist() for name in _POSITIONS if name in tensors}
@@ -126,6 +128,16 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
             rope.update({name: float(said(of_file)) for of_file, name in _YARN.items() if of_file in given})
     elif kind not in ("none", "linear", "yarn"):
         raise ExportError(f"{file} scales its positions by {kind!r}, which is not known: export the model's folder")
+
+
+def _complete_sizes(config: Any, given: Mapping[str, Any]) -> None:
+    """Widths of experts and caps, where the config has a place for them."""
+    for of_file, name in _WIDTHS.items():
+        if of_file in given and hasattr(config, name):
+            setattr(config, name, int(given[of_file].contents()))
+    for name in _CAPS:
+        if name in given and hasattr(config, name):
+            setattr(config, name, float(given[name].contents()) or None)
 
 
 def _complete_part(config: Any, rope: dict[str, Any], file: Path, turned: Any) -> None:

@@ -112,6 +112,16 @@ def test_a_family_that_turns_whole_heads_refuses_a_part() -> None:
         complete_config(config, Path("file"), fields(rope__dimension_count=8), {})
 
 
+def test_caps_and_the_base_of_windows_are_the_file_s() -> None:
+    caps = fields(attn_logit_softcapping=20.0, final_logit_softcapping=7.0)
+    capped, layered = Gemma2Config(), Gemma3TextConfig()
+    complete_config(capped, Path("gemma"), caps, {})
+    assert (capped.attn_logit_softcapping, capped.final_logit_softcapping) == (20.0, 7.0)
+    complete_config(layered, Path("gemma"), fields(**{"rope__freq_base_swa": 5000.0}), {})
+    assert layered.rope_parameters["sliding_attention"]["rope_theta"] == 5000.0
+    assert layered.rope_parameters["full_attention"]["rope_theta"] == 1000000.0
+
+
 def test_layers_that_see_everything_are_scaled_where_layers_differ() -> None:
     config = Gemma3TextConfig(num_hidden_layers=62, hidden_size=5376, num_attention_heads=32, head_dim=128)
     complete_config(config, Path("gemma"), fields(rope__scaling__type="linear", rope__scaling__factor=8.0), {})
