@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 7
+_MADE_BY = 8
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
