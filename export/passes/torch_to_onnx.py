@@ -247,6 +247,8 @@ def _cast(call: torch.fx.Node) -> _Form:
 
 _FORMS: Mapping[Any, Callable[[torch.fx.Node], _Form]] = {
     _ATEN.to.dtype: _cast,
+    _ATEN.detach_.default: lambda call: (_ATEN.clone.default, call.args, {}),
+    _ATEN.square.default: lambda call: (_ATEN.pow.Tensor_Scalar, (*call.args, 2), {}),
     _ATEN.__and__.Tensor: lambda call: (_ATEN.bitwise_and.Tensor, call.args, {}),
     _ATEN.rsub.Scalar: lambda call: (
         _ATEN.sub.Tensor,
@@ -262,7 +264,7 @@ def _decompose(graph: torch.fx.Graph, is_known: Callable[[Any], bool]) -> bool:
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target not in _NOTES]
     for call in calls:
         is_changing = isinstance(call.target, torch._ops.OpOverload) and call.target._schema.is_mutable
-        if is_changing or not (is_known(call.target) or call.target in _FORMS):
+        if call.target not in _FORMS and (is_changing or not is_known(call.target)):
             return False
     for call in calls:
         if call.target in _FORMS:

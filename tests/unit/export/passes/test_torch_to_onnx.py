@@ -66,7 +66,7 @@ class Decomposed(nn.Module):
         self.is_changing = is_changing
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        found = (1 - inputs[0]).to(torch.float64).to(torch.float64)
+        found = (1 - inputs[0].square()).detach_().to(torch.float64).to(torch.float64)
         found = torch.where((found > 0) & (found < 1), found, torch.rsub(found, 2, alpha=3)).to(torch.float32)
         return found.add_(1) if self.is_changing else found.to(torch.float32)
 
