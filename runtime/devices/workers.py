@@ -122,7 +122,7 @@ class DeviceWorker(Worker):
             DeviceError: the worker is closed, or did not get one of these jobs done within `deadline_s`.
             GenerationError: the device is lent to this very thread, which a signal handler has interrupted.
         """
-        self.check_reachable()
+        self.check_reachable(is_waiting=False)
         ticket: Ticket[Result] = Ticket()
         with self.jobs.lock:
             if self.jobs.by_owner[owner] >= _MAX_PENDING and not self.jobs.wait_for_room(owner, deadline_s):
@@ -188,6 +188,7 @@ class DeviceWorker(Worker):
         Raises:
             DeviceError: as `submit`, or some job ran longer than `deadline_s`.
         """
+        self.check_reachable()
         ticket = self.submit(job, owner)
         if not self.wait(ticket, deadline_s):
             raise DeviceError(f"The {self.name}'s device has not answered for {deadline_s:g} s.")
@@ -237,7 +238,7 @@ class DeviceWorker(Worker):
         if self.is_forked:
             return True
         self.end()
-        if not self._is_lent_here:
+        if not (self._is_lent_here or self.jobs.lock._is_owned()):
             self._thread.join(timeout_s)
             if not self._thread.is_alive() and self.turn.acquire(timeout=timeout_s):
                 self.turn.release()
@@ -354,10 +355,9 @@ class DeviceWorker(Worker):
 
     @property
     def _is_lent_here(self) -> bool:
-        # Who holds the lock keeps the worker's thread from ending any job.
-        return self.jobs.lock._is_owned() or getattr(self.loan, "thread", None) == get_ident()
+        return getattr(self.loan, "thread", None) == get_ident()
 
-    def check_reachable(self) -> None:
+    def check_reachable(self, *, is_waiting: bool = True) -> None:
         """Refuse a job that the device could never begin while this thread waits for it.
 
         Raises:
@@ -366,7 +366,7 @@ class DeviceWorker(Worker):
         """
         if self.is_forked:
             raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")
-        if self._is_lent_here:
+        if self._is_lent_here or (is_waiting and self.jobs.lock._is_owned()):  # its thread could end no job
             raise GenerationError(
                 f"The {self.name} is in the middle of a pass on this very thread: a signal handler can have no other "
                 "there. Note the signal, and generate once the interrupted call has returned, or on another thread."

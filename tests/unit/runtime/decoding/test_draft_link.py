@@ -41,3 +41,12 @@ def test_a_held_job_that_fails_gives_the_draft_up(link: DraftLink) -> None:
     with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
         assert link.ask(lambda: 3, 0) == 0
     assert not link.is_working()
+
+
+def test_a_finaliser_that_interrupts_who_gives_the_draft_a_job_leaves_what_was_held(link: DraftLink) -> None:
+    """A stream that nobody reads on is closed wherever Python collects it, and waits for nothing."""
+    done: list[str] = []
+    link.hold(lambda: done.append("held"))
+    with link._worker.jobs.lock:  # type: ignore[attr-defined]
+        link.release()
+    assert link.ask(lambda: [*done], []) == ["held"]

@@ -141,7 +141,7 @@ def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
     assert worker.close()
 
 
-@pytest.mark.parametrize("way", ["submit", "perform"])
+@pytest.mark.parametrize("way", ["run", "perform"])
 def test_a_handler_that_interrupts_who_gives_a_job_is_refused_at_once(way: str) -> None:
     """It holds what the worker's thread needs to end any job."""
     worker, refused = DeviceWorker("test"), list[BaseException]()
