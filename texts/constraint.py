@@ -136,6 +136,8 @@ class ConstraintCompiler:
             matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0, limits=limits)
         except UnicodeEncodeError as error:
             raise ConfigError(f"GenerationConfig.{field} has half of a character: {error.reason}.") from error
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("The JSON schema", f"GenerationConfig.{field}", 1)) from error
         if matcher.is_error():
             raise ConfigError(f"GenerationConfig.{field} cannot be taken: {_reason(matcher)}")
         constraint = Constraint(matcher, words.vocab_size)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.bundles.call_forms import ID_MARK, CallForm, Speech
 from mirrorsd.server.wire.chat import Tool
 from mirrorsd.texts.channels import CHANNEL, MARKS, MESSAGE
@@ -32,7 +33,7 @@ def call_grammar(
     form, specials = speech.form, speech.specials
     rules = [f"call_id: /{_ID}/"]
     for number, tool in enumerate(tools):
-        schema = finite_schema(_parameters(tool), speech.context, is_strict=bool(tool.function.strict))
+        schema = _finite_parameters(tool, speech.context)
         if isinstance(schema, dict):
             schema = {
                 **schema,
@@ -56,6 +57,14 @@ def call_grammar(
     if answer is not None:
         return _grammar([f"start: answer | {_spelled(form.opening, specials)} {tail}", *rules])
     return _grammar([*_free_start(form, speech, tail), *rules])
+
+
+def _finite_parameters(tool: Tool, context: int) -> Any:
+    try:
+        return finite_schema(_parameters(tool), context, is_strict=bool(tool.function.strict))
+    except ConfigError as error:
+        reason = str(error).removeprefix("The JSON schema")
+        raise ConfigError(f"tools: the parameters of {json.dumps(tool.function.name)}{reason}") from error
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

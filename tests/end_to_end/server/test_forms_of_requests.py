@@ -179,6 +179,10 @@ def test_the_tool_is_named_whose_schema_cannot_be_taken(serving: Running) -> Non
     status, document = ask(serving, CHAT, tools=tools)
     assert (status, document["error"]["param"]) == (400, "tools")
     assert '"other"' in document["error"]["message"] and "uniqueItems" in document["error"]["message"]
+    tools[1]["function"]["parameters"] = {**bad, "properties": {"a": False}}
+    status, document = ask(serving, CHAT, tools=tools, response_format={"type": "text"})
+    assert (status, document["error"]["param"]) == (400, "tools")
+    assert 'the parameters of "other" cannot be taken: no value' in document["error"]["message"]
 
 
 def test_words_that_cannot_be_followed_are_named_and_refuse_no_message(serving: Running) -> None:

@@ -175,6 +175,10 @@ def test_a_choice_is_the_best_of_what_may_come(compiler: ConstraintCompiler, sam
         ({"grammar": r'root ::= "\UFFFFFFFF"'}, "GenerationConfig.grammar cannot be taken"),
         ({"json_schema": {"type": "nonsense"}}, "GenerationConfig.json_schema cannot be taken: .*nonsense"),
         ({"json_schema": {"unevaluatedProperties": False}}, "json_schema cannot be taken: Unimplemented keys"),
+        (
+            {"json_schema": {"required": ["a"], "properties": {"a": False}, "type": "object"}},
+            "json_schema cannot .*no value",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused(compiler: ConstraintCompiler, settings: dict, message: str) -> None:
