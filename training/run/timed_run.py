@@ -174,7 +174,7 @@ class TimedRun:
             ConfigError: The deadline is over, and nothing was trained before.
         """
         try:
-            if not self.step and self._config.deadline is not None and self.done_share() >= 1:
+            if not self.step and self._config.deadline is not None and time.time() >= self._config.deadline:
                 raise ConfigError(
                     "--deadline is over before the first step, so nothing would be trained; give seconds since 1970 "
                     "that are still to come"

@@ -185,6 +185,8 @@ def check_output(folder: Path, *read: Path) -> None:
     from mirrorsd.training.models.model_folder import check_replaceable
 
     check_replaceable(folder)
+    if not folder.name:
+        raise ConfigError(f"--output {folder} is no name of a folder: give one, which is made.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try_place(folder.with_name(f"{folder.name}.trial"))

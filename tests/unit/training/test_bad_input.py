@@ -3,6 +3,8 @@
 import errno
 import io
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens
+from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens, check_output
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.heads.head_folder import load_head
 from mirrorsd.training.models.model_folder import finished_folder
@@ -187,7 +189,8 @@ def test_a_deadline_that_is_over_trains_nothing(tmp_path: Path) -> None:
     config = RunConfig(out=tmp_path, schedule=schedule, deadline=1000.0)
     with pytest.raises(ConfigError, match="--deadline is over before the first step"):
         TimedRun(config, {}).run(lambda share: (0, {}), lambda: None)
-    run_in(tmp_path)._lock.release()  # free again
+    none = replace(config, schedule=replace(schedule, budget_s=0), deadline=time.time() + 1000)
+    TimedRun(none, {}).run(lambda share: (0, {}), lambda: None)  # free again; no seconds are no late deadline
 
 
 def test_a_target_that_does_not_fit_is_refused() -> None:
@@ -252,3 +255,9 @@ def test_the_plan_of_a_folder_of_texts_is_whole_or_not_there(tmp_path: Path, mon
         plan.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"plan\.json is damaged"):
             write()
+
+
+def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"--output \. is no name of a folder"):
+        check_output(Path())
