@@ -25,7 +25,8 @@ export function parts({ content, reasoning = "" }) {
 }
 
 function closedAlone(content) {
-  const isInCode = (place) => (content.slice(0, place).match(FENCE)?.length ?? 0) % 2 === 1;
+  const isOdd = (text) => (text.match(FENCE)?.length ?? 0) % 2 === 1;
+  const isInCode = (place) => isOdd(content.slice(0, place)) && isOdd(content.slice(place)); // reasoning may leave code open
   return [...content.matchAll(CLOSED_ALONE)].find(({ index }) => !isInCode(index)) ?? null;
 }
 

@@ -138,6 +138,14 @@ def test_tags_of_reasoning_in_code_are_code(open_page: Any) -> None:  # noqa: F8
     assert "Write it so:" in reader.page.locator(".answer > .text").inner_text()
 
 
+def test_code_that_reasoning_leaves_open_ends_with_it(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.script("Write:\n\n```\nx = 1\n</think>\n\nIt is\n\n```\nx = 2\n```\n")
+    reader.ask("fox")
+    assert reader.page.locator(".answer .thought").is_visible()
+    assert reader.page.locator(".answer > .text code").inner_text() == "x = 2\n"
+
+
 def test_reasoning_that_comes_apart_is_folded_kept_and_sent_again(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
     deltas = [{"reasoning_content": "A fox "}, {"reasoning_content": "or a heron?"}, {"content": "A fox."}]
