@@ -109,7 +109,7 @@ async function resume(answer, signal, tell) {
 /** What is kept of an answer that has ended: where nothing came of it, the one that it was asked instead of. */
 export function settled({ instead, ...message }) {
   if (!instead?.content || message.content || message.reasoning) return message;
-  return { ...instead, note: `Asked again in vain: ${message.error || message.note}` };
+  return { ...instead, note: `Asked again in vain: ${message.error || message.note || "the answer has no words."}` };
 }
 
 /** The same request, to go on with the answer that it ends with. */

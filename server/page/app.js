@@ -16,11 +16,11 @@ import { setUpTransfer } from "./transfer.js";
 const byId = (id) => document.getElementById(id);
 const SAVED_MS = 2000;
 
-const store = await Store.open(changedElsewhere).catch((error) => {
+const begin = async () => [takeKeyFromAddress(), await Store.open(changedElsewhere)];
+const [, store] = await begin().catch((error) => {
   byId("state").textContent = `This browser lets the page keep nothing (${error.message}): allow it to, and load the page again.`;
   throw error;
 });
-takeKeyFromAddress();
 const panel = new Panel(byId);
 const page = { props: null, comparing: null, shown: null, model: undefined };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
@@ -141,7 +141,7 @@ async function kept(act) {
 const keep = (id, act, isQuiet = false) => kept(() => store.change(id, act, isQuiet));
 
 function changedElsewhere(id) {
-  for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
+  if (page.props) for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
   const isHere = id === store.currentId && !document.querySelector(".edit") && !runHere();
   if (isHere || page.shown?.id !== store.currentId) show();
   else showList();

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,27 @@ HUGE = "| " + " | ".join(f"column {n}" for n in range(80)) + " |\n|" + "---|" * 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    playwright.expect.set_options(timeout=20_000)
     with playwright.sync_playwright() as tool:
         found = tool.chromium.launch(executable_path=CHROMIUM, headless=True, args=list(FLAGS))
         yield found
         found.close()
 
 
-@pytest.fixture(scope="module")
-def url(tiny_bundle: Path) -> Iterator[str]:
+@contextmanager
+def served(bundle: Path, *keys: str) -> Iterator[str]:
+    """The address of a server, which wants one of these keys."""
     from mirrorsd.server import ServerSettings
     from mirrorsd.server.running import Running
 
-    with Running({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu")) as running:
+    with Running({"tiny": bundle}, ServerSettings(port=0, device_map="cpu", keys=keys)) as running:
         yield running.url
+
+
+@pytest.fixture(scope="module")
+def url(tiny_bundle: Path) -> Iterator[str]:
+    with served(tiny_bundle) as found:
+        yield found
 
 
 class Reader:

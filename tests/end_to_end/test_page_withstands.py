@@ -14,6 +14,7 @@ from mirrorsd.tests.end_to_end.test_page import (
     kept_in,
     open_page,  # noqa: F401
     playwright,
+    served,
     url,  # noqa: F401
 )
 
@@ -37,7 +38,7 @@ def hang(reader: Reader) -> None:
     reader.page.route("**/v1/chat/completions", lambda route: None)
     reader.page.fill("#question", "hang")
     reader.page.keyboard.press("Enter")
-    reader.page.wait_for_selector("#stop:visible")
+    reader.page.wait_for_selector(".coming", state="attached")
 
 
 def said(reader: Reader) -> list[list[str]]:
@@ -48,8 +49,10 @@ def said(reader: Reader) -> list[list[str]]:
 def test_a_browser_that_forbids_to_keep_anything_is_told_of(open_page: Any, what: str) -> None:  # noqa: F811
     reader = open_page()
     reader.page.add_init_script(FORBIDDEN[what])
+    reader.page.evaluate("history.replaceState(null, '', '#key=a-key')")
     reader.page.reload()
     reader.page.wait_for_selector("#state >> text=lets the page keep nothing (denied)")
+    assert "key" not in reader.page.url
     reader.forgive("denied")
 
 
@@ -246,6 +249,10 @@ def test_asking_again_in_vain_takes_no_answer_away(open_page: Any) -> None:  # n
     assert said(reader) == [["fox", "A fox."]]
     reader.forgive("429")
     reader.page.unroute("**/v1/chat/completions")
+    reader.script("")
+    reader.page.click("text=Retry")
+    reader.page.wait_for_selector(".note >> text=Asked again in vain: the answer has no words.")
+    reader.page.unroute("**/v1/chat/completions")
     reader.script("A heron.")
     reader.page.click("text=Retry")
     reader.wait()
@@ -303,12 +310,9 @@ def test_a_page_behind_a_prefix_asks_behind_it(open_page: Any, url: str) -> None
 
 def test_keys_of_any_kind_reach_the_server(open_page: Any, tiny_bundle: Path) -> None:  # noqa: F811
     """Also an odd one in the dialog, and one that is put into the address of a page that is open."""
-    from mirrorsd.server import ServerSettings
-    from mirrorsd.server.running import Running
-
     key = f"{KEY}+and/more=="
-    with Running({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu", keys=(key,))) as running:
-        reader = open_page(at=f"{running.url}/#key={key}")
+    with served(tiny_bundle, key) as address:
+        reader = open_page(at=f"{address}/#key={key}")
         reader.page.evaluate("sessionStorage.clear()")
         reader.page.reload()
         reader.page.fill("#key-dialog input", "schlüssel–€")
@@ -316,19 +320,16 @@ def test_keys_of_any_kind_reach_the_server(open_page: Any, tiny_bundle: Path) ->
         reader.page.wait_for_selector("#state >> text=not one of this server's")
         assert reader.page.locator("#key-dialog").is_visible()
         reader.page.keyboard.press("Escape")
-        reader.page.goto(f"{running.url}/#key={key}")
+        reader.page.goto(f"{address}/#key={key}")
         reader.page.wait_for_selector("#model option", state="attached")
-        assert reader.page.url == f"{running.url}/"
+        assert reader.page.url == f"{address}/"
         reader.forgive("401")
 
 
 def test_an_answer_is_read_on_once_the_page_has_its_key(open_page: Any, tiny_bundle: Path) -> None:  # noqa: F811
     """The page was closed in mid-answer, and is opened in another tab, where the key is not."""
-    from mirrorsd.server import ServerSettings
-    from mirrorsd.server.running import Running
-
-    with Running({"tiny": tiny_bundle}, ServerSettings(port=0, device_map="cpu", keys=(KEY,))) as running:
-        reader = open_page(at=f"{running.url}/#key={KEY}")
+    with served(tiny_bundle, KEY) as address:
+        reader = open_page(at=f"{address}/#key={KEY}")
         reader.settings(max_tokens=300, method="plain")
         reader.page.fill("#question", "Tell me of the fox.")
         reader.page.keyboard.press("Enter")
@@ -341,6 +342,19 @@ def test_an_answer_is_read_on_once_the_page_has_its_key(open_page: Any, tiny_bun
         (answer,) = (message for message in kept_in(reader)[0]["messages"] if message["role"] == "assistant")
         assert not answer.get("error") and answer["figures"]["predicted_n"] > 20
         reader.forgive("401")
+
+
+def test_a_tab_without_the_key_leaves_answers_of_others_alone(open_page: Any, tiny_bundle: Path) -> None:  # noqa: F811
+    with served(tiny_bundle, KEY) as address:
+        reader = open_page(at=f"{address}/#key={KEY}")
+        other = reader.page.context.new_page()
+        other.goto(address)
+        other.wait_for_selector("#key-dialog[open]")
+        hang(reader)
+        other.wait_for_selector("#conversations >> text=hang")
+        other.evaluate("fetch('props').then(() => null)")  # what the tab asked before is answered
+        (answer,) = (message for message in kept_in(reader)[0]["messages"] if message["role"] == "assistant")
+        assert answer["pending"] and not answer.get("error")
 
 
 def test_what_the_page_says_is_read_on_a_phone(open_page: Any) -> None:  # noqa: F811
@@ -371,9 +385,10 @@ LEFT = """one => {
 
 def test_what_is_written_from_right_to_left_stands_so(open_page: Any) -> None:  # noqa: F811
     reader = open_page()
-    reader.script("שלום עולם.\n\nA fox.")
+    reader.script("שלום עולם.\n\nA fox.\n\n| שלום עולם |\n|---|\n| שלום |\n")
     reader.ask("שלום")
     lefts = reader.page.locator(".answer > .text p").evaluate_all(f"all => all.map({LEFT})")
     assert lefts[0] > 400 and lefts[1] == 0
+    assert reader.page.locator(".answer td").evaluate(LEFT) > 30
     reader.page.fill("#question", "שלום")
     assert reader.page.locator("#question").evaluate("one => one.matches(':dir(rtl)')")
