@@ -37,6 +37,7 @@ each method, and `auto`. Command: `python bench/claims/sweep.py B --device-map c
 PEERS = """The same checkpoints on the same cores, each runtime in its best way: plain, with a draft, with lookup,
 2 to 12 drafted tokens. The prompt is part of the time. *auto / it* is our `auto` over that runtime.
 In the report ending in `_fitted`, openvino-genai's int4 model is fitted to the same text as ours.
+In the one ending in `_t1` tokens are drawn at temperature 1.
 Command: `python bench/claims/peers/compare.py` ([page](peers.md))."""
 EXACT = """Texts that every method wrote alike. Command: `python bench/claims/exactness.py B`."""
 PACED = """Six tasks. An ordinary draft guesses a token per pass.
