@@ -141,8 +141,7 @@ class DeviceWorker(Worker):
     ) -> Ticket[Result]:
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
-        That saves waking two threads, 0.1-0.2 ms. `overdue` says what the worker's own thread does about a late job.
-        It raises what `submit` does.
+        That saves waking two threads, 0.1-0.2 ms. `overdue` says when it is late, and ends it. Raises as `submit`.
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()

@@ -33,6 +33,16 @@ def second_tab(reader: Reader) -> Reader:
     return Reader(reader.page.context.new_page(), reader.url)
 
 
+def answered_twice(open_page: Any, *questions: str) -> Reader:  # noqa: F811
+    """A page with a conversation for each of two questions; both have the same answer."""
+    reader: Reader = open_page()
+    reader.script("A fox.")
+    reader.ask(questions[0])
+    reader.page.click("#new")
+    reader.ask(questions[1])
+    return reader
+
+
 def hang(reader: Reader) -> None:
     """Ask, and get no answer."""
     reader.page.route("**/v1/chat/completions", lambda route: None)
@@ -132,11 +142,7 @@ def test_files_without_a_conversation_are_told_of(open_page: Any, tmp_path: Path
 
 
 def test_other_conversations_are_read_and_copied_while_one_is_answered(open_page: Any) -> None:  # noqa: F811
-    reader = open_page()
-    reader.script("A heron.")
-    reader.ask("heron")
-    reader.page.click("#new")
-    reader.ask("fox")
+    reader = answered_twice(open_page, "heron", "fox")
     reader.page.unroute("**/v1/chat/completions")
     hang(reader)
     reader.page.locator("[aria-label='Copy this answer']").first.click()
@@ -275,11 +281,7 @@ def test_an_answer_that_another_tab_stops_is_no_error(open_page: Any) -> None:  
 
 
 def test_a_question_of_a_deleted_conversation_is_asked_in_no_other(open_page: Any) -> None:  # noqa: F811
-    reader = open_page()
-    reader.script("A fox.")
-    reader.ask("one")
-    reader.page.click("#new")
-    reader.ask("two")
+    reader = answered_twice(open_page, "one", "two")
     other = second_tab(reader)
     reader.page.locator("text=Edit").first.click()
     other.page.on("dialog", lambda dialog: dialog.accept())

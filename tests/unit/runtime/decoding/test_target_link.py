@@ -67,6 +67,15 @@ def make_request(prompt: list[int], **speculation: Any) -> Request:
     return Request(prompt, GenerationConfig(), SpeculationConfig(**speculation), CONTEXT, threading.Event())
 
 
+def check_read_again(link: TargetLink, prompt: list[int]) -> None:
+    """Read seven tokens of which two are still cached, and the text is right."""
+    again = make_request(prompt)
+    link.prefill(again)
+    assert again.num_reused == 2
+    output = link.result(again, link.submit(again, 6, NO_TOKENS))
+    assert output.argmax_ids.tolist() == [sum(prompt) % 16]
+
+
 def test_all_but_the_last_token_is_read_in_chunks(worker: DeviceWorker) -> None:
     target = Noting()
     TargetLink(target, worker).prefill(make_request([1, 2, 3, 4, 5, 6, 7, 8], prefill_rows=3))
@@ -95,11 +104,7 @@ def test_what_an_interrupted_reading_wrote_over_counts_as_unread(worker: DeviceW
     with pytest.raises(DeviceError, match="out of memory"):
         link.prefill(make_request([1, 2, 9, 9, 9], prefill_rows=2))
     target.beside = lambda start: None
-    again = make_request(first)
-    link.prefill(again)
-    assert again.num_reused == 2
-    output = link.result(again, link.submit(again, 6, NO_TOKENS))
-    assert output.argmax_ids.tolist() == [sum(first) % 16]
+    check_read_again(link, first)
 
 
 def test_a_cancelled_request_reads_no_further(worker: DeviceWorker) -> None:
@@ -157,11 +162,7 @@ def test_a_prompt_in_the_middle_of_which_another_text_came_is_read_again(worker:
     link, prompt = TargetLink(Noting(), worker), [1, 2, 3, 4, 5, 6, 7]
     link.prefill(make_request(prompt, prefill_rows=2), Interrupted())
     assert link.cached.tolist() == [1, 2], "it is read again with its next step"
-    again = make_request(prompt)
-    link.prefill(again)
-    assert again.num_reused == 2
-    output = link.result(again, link.submit(again, 6, NO_TOKENS))
-    assert output.argmax_ids.tolist() == [sum(prompt) % 16]
+    check_read_again(link, prompt)
 
 
 def test_a_copy_that_comes_when_the_next_text_has_begun_writes_over_nothing(worker: DeviceWorker) -> None:
