@@ -8,6 +8,9 @@ import pytest
 from mirrorsd.bench.claims.serving import fleet
 from mirrorsd.bench.claims.serving.fleet import Fleet, Simulation, lengths_of, policy_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
+"""Ray's own, where it is installed."""
+
 
 def simulated(**settings: float) -> dict[str, float]:
     _, policy = policy_of(4.0)
