@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from ast import literal_eval
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,16 @@ ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "mirrorsd-installed.json"
 MINIMUM_PYTHON = (3, 11)
 UV = "uv==0.13.9"
-"""It resolves to the lowest versions, which pip cannot."""
+"""It installs in a third of pip's time, and resolves to the lowest versions, which pip cannot."""
+FOR_UV = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "constraint": ("UV_CONSTRAINT", " "),
+    "no-index": ("UV_NO_INDEX", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+}
+"""What pip's settings are called there, and what stands between several values."""
 ENDS = {"oldest": "lowest-direct", "newest": "highest"}
 """The packages at either end of what `pyproject.toml` allows, and what uv calls them."""
 IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "cli", "export", "compress", "plots", "optimum", "server"}}
@@ -61,8 +71,8 @@ def make_environment() -> None:
 def ensure_end(end: str, extras: set[str]) -> Path:
     """Make an environment of its own hold the oldest or newest packages that are allowed, and no editable install.
 
-    The newest ones are looked for anew every day. Indexes and overrides are those of uv's own variables (`UV_OVERRIDE`,
-    `UV_FIND_LINKS`, ..).
+    The newest ones are looked for anew every day. uv's own variables (`UV_OVERRIDE`, `UV_FIND_LINKS`, ..) go before
+    pip's settings.
 
     Raises:
         SetupError: this Python is too old, two bounds do not fit together, or an installation failed.
@@ -75,12 +85,12 @@ def ensure_end(end: str, extras: set[str]) -> Path:
         return python
     print(f"Making {ENVIRONMENT.name} with the {end} packages that pyproject.toml allows", flush=True)
     _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
-    _call([str(python), "-m", "pip", "install", "--quiet", UV], _PIP_ADVICE)
-    uv = [str(environment_command("uv")), "pip"]
+    _call([*_pip(python), UV], _PIP_ADVICE)
+    uv, variables = [str(environment_command("uv")), "pip"], uv_variables(python)
     wanted = [word for extra in sorted(extras) for word in ("--extra", extra)]
     resolution = ["--resolution", ENDS[end], "--quiet", "--no-emit-package", "mirrorsd", "-o", str(pins)]
-    _call([*uv, "compile", "pyproject.toml", *wanted, *resolution], _BOUNDS_ADVICE)
-    _call([*uv, "install", "--quiet", "--python", str(python), "-r", str(pins)], _PIP_ADVICE)
+    _call([*uv, "compile", "pyproject.toml", *wanted, *resolution], _BOUNDS_ADVICE, variables)
+    _call([*uv, "install", "--quiet", "--python", str(python), "-r", str(pins)], _PIP_ADVICE, variables)
     STAMP.write_text(json.dumps({"digest": digest, "extras": sorted(extras)}), encoding="utf-8")
     return python
 
@@ -168,7 +178,7 @@ OVERDUE = 124
 """The status of a command that was killed as it took too long: that of `timeout`."""
 _VENV_ADVICE = "python -m venv failed. On Debian and Ubuntu install the package python3-venv, then try again."
 _BOUNDS_ADVICE = "Two lower bounds of pyproject.toml do not fit together (see above): raise the one that lies."
-_PIP_ADVICE = "pip could not install the packages (see above). Check the network connection and try again."
+_PIP_ADVICE = "The packages could not be installed (see above). Check the network connection and try again."
 
 
 def _is_usable(python: Path) -> bool:
@@ -179,12 +189,34 @@ def _is_usable(python: Path) -> bool:
 
 
 def _install(extras: list[str]) -> None:
-    """Install uncompiled: Python compiles a file when it is first imported, which most of 14,000 never are."""
-    requirement = f".[{','.join(extras)}]"
-    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
-    _call([*pip, "-c", "constraints.txt", "-e", requirement], _PIP_ADVICE)
+    """Install uncompiled: Python compiles a file when it is first imported, which most of 14,000 never are.
+
+    pip does what uv cannot: there may be none for this system, or an index that it does not understand.
+    """
+    python = environment_python()
+    wanted = ["-c", "constraints.txt", "-e", f".[{','.join(extras)}]"]
+    uv = [str(environment_command("uv")), "pip", "install", "--quiet", "--python", str(python)]
+    if run_here([*_pip(python), UV]) or run_here([*uv, *wanted], uv_variables(python)):
+        print("uv could not install the packages (see above): pip does", flush=True)
+        _call([*_pip(python), *wanted], _PIP_ADVICE)
 
 
-def _call(command: list[str], advice: str) -> None:
-    if run_here(command) != 0:
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
+
+
+def uv_variables(python: Path) -> dict[str, str]:
+    """Variables that tell uv what pip's settings tell pip, and to choose among all indexes as pip does."""
+    command = [str(python), "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    told = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        if variable := FOR_UV.get(name.rpartition(".")[2]):
+            told.setdefault(variable[0], variable[1].join(literal_eval(value).split()))
+    return {name: value for name, value in told.items() if name not in os.environ}
+
+
+def _call(command: list[str], advice: str, variables: dict[str, str] | None = None) -> None:
+    if run_here(command, variables) != 0:
         raise SetupError(advice)

@@ -10,7 +10,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ def export_stage(module: nn.Module, contract: StageContract, weights: Weights) -
     """
     program = trace(module.eval(), contract)
     _put_in(weights.of(module), program.model.graph)
-    program.optimize()
+    _optimize(program)
     model = program.model
     layers: dict[str, Layer] = {layer.name: layer for layer in getattr(module, "layers", ())}
     for call, name in calls_of(model.graph):
@@ -92,7 +92,7 @@ def _traced(layer: Layer, traced: dict[str, ir.Model]) -> ir.Model:
     program = trace(layer.module, layer.contract)
     count_rows_by_hidden(program.model.graph)
     open_weights(program.model.graph, layer.module)
-    program.optimize()  # its search for patterns takes as long as the square of the nodes
+    _optimize(program)
     found = program.model
     found.graph.name = layer.name if key is None else f"kinds.{len(traced)}"
     if key is not None:
@@ -107,7 +107,7 @@ def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
         ExportError: PyTorch cannot export this model.
     """
     try:
-        with _silenced(), _operators_at_hand(), _decomposed_in_place(), torch.no_grad():
+        with _silenced(), _nothing_twice(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 tuple(_example(spec) for spec in contract.inputs),
@@ -123,6 +123,11 @@ def trace(module: nn.Module, contract: StageContract) -> torch.onnx.ONNXProgram:
         raise ExportError(f"PyTorch cannot export stage {contract.name!r} of this model: {error}") from error
     assert program is not None  # None only where a file is written
     return program
+
+
+def _optimize(program: torch.onnx.ONNXProgram) -> None:
+    with _nothing_twice():
+        program.optimize()
 
 
 def _put_in(weights: Mapping[str, LazyWeight], graph: ir.Graph) -> None:
@@ -189,14 +194,29 @@ def _silenced() -> Iterator[None]:
         logger.setLevel(level)
 
 
+_Part = tuple[Any, str, Any]
+"""Whose it is, what it is called there, and what takes its place."""
+
+
 @contextmanager
-def _operators_at_hand() -> Iterator[None]:
-    """Have the exporter take its operators from memory: it reads all their sources for every graph otherwise."""
-    try:
-        from torch.onnx._internal.exporter._registration import ONNXRegistry as owner  # noqa: N813
-    except ImportError:  # another version's place: it reads them for every graph
+def _nothing_twice() -> Iterator[None]:
+    """Have the exporter and its optimizer compute once what they compute over and over.
+
+    Where another version has such a part elsewhere, it stays as it is.
+    """
+    with ExitStack() as stack:
+        for find in _PARTS:
+            with suppress(ImportError, AttributeError):
+                owner, name, ours = find()
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, ours)
         yield
-        return
+
+
+def _operators_at_hand() -> _Part:
+    """Operators come from memory: the exporter reads all their sources for every graph."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry as owner  # noqa: N813
+
     known = _known_operators(owner)
 
     def copied(*_: object, **__: object) -> Any:
@@ -204,12 +224,7 @@ def _operators_at_hand() -> Iterator[None]:
         registry.functions = {name: list(forms) for name, forms in known.functions.items()}
         return registry
 
-    usual = vars(owner)["from_torchlib"]
-    owner.from_torchlib = copied  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        owner.from_torchlib = usual  # type: ignore[method-assign]
+    return owner, "from_torchlib", copied
 
 
 @functools.cache
@@ -217,25 +232,50 @@ def _known_operators(owner: Any) -> Any:
     return owner.from_torchlib(opset_version=OPSET)
 
 
-@contextmanager
-def _decomposed_in_place() -> Iterator[None]:
-    """Have the exporter trace no graph again, to decompose it, whose operators all have a form in ONNX already."""
-    try:
-        from torch.onnx._internal.exporter import _fx_passes as owner
+def _decomposed_in_place() -> _Part:
+    """No graph is traced again, to decompose it, whose operators all have a form in ONNX already."""
+    from torch.onnx._internal.exporter import _fx_passes as owner
 
-        usual = owner.decompose_with_registry
-    except (ImportError, AttributeError):  # another version's place: it traces every graph again
-        yield
-        return
+    usual = owner.decompose_with_registry
 
     def decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
         return program if _decompose(program.graph, registry.is_registered) else usual(program, registry)
 
-    owner.decompose_with_registry = decomposed  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        owner.decompose_with_registry = usual
+    return owner, "decompose_with_registry", decomposed
+
+
+def _types_of_the_trace() -> _Part:
+    """The types of values are known from the trace: the exporter runs the graph again to see which are promoted."""
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    owner = type_promotion._TypePromotionInterpreter
+    usual, rule_of = owner.run_node, type_promotion.get_type_promotion_rule
+
+    def looked_up(self: Any, node: torch.fx.Node) -> Any:
+        if node.op != "call_function" or "val" not in node.meta:
+            return usual(self, node)
+        if rule := rule_of(node, self.type_promotion_table):
+            with self._set_current_node(node):
+                self._maybe_promote_node(node, rule)
+        return node.meta["val"]
+
+    return owner, "run_node", looked_up
+
+
+def _patterns_by_operator() -> _Part:
+    """A pattern is tried where its last operator is: the optimizer tries each at all nodes, at great length."""
+    from onnxscript.rewriter import RewriteRule as owner  # noqa: N813
+
+    usual = owner.try_rewrite
+
+    def tried(rule: Any, model: ir.Model, graph: ir.Graph, node: ir.Node, **settings: Any) -> Any:
+        ends = rule._target_pattern.output_nodes[0].op
+        return usual(rule, model, graph, node, **settings) if ends.matches(node.op_type) else None
+
+    return owner, "try_rewrite", tried
+
+
+_PARTS = (_operators_at_hand, _decomposed_in_place, _types_of_the_trace, _patterns_by_operator)
 
 
 def _cast(call: torch.fx.Node) -> _Form:

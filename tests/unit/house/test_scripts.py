@@ -86,11 +86,12 @@ def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text("", encoding="utf-8")
 
-    def call(command: list[str], advice: str) -> None:
+    def call(command: list[str], advice: str, variables: dict[str, str] | None = None) -> None:
         (tmp_path / ".venv-oldest").mkdir(exist_ok=True)
         asked.append((command, advice))
 
     monkeypatch.setattr(environment, "_call", call)
+    monkeypatch.setattr(environment, "uv_variables", lambda _: {})
     python = environment.ensure_end("oldest", {"dev"})
     assert python.is_relative_to(tmp_path / ".venv-oldest")
     (_, _), (_, _), (resolving, advice), (installing, _) = asked
@@ -99,6 +100,43 @@ def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
     assert resolving[-1] == installing[-1], "what was resolved is installed"
     assert environment.ensure_end("oldest", {"dev"}) == python
     assert len(asked) == 4, "they are there"
+
+
+def test_uv_is_told_what_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = load_script("environment", monkeypatch)
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nextra-index-url = file:///one\n    file:///two\nindex-url = https://mine/simple\ntimeout = 3\n"
+    )
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/here /there")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://uvs/simple")
+    told = environment.uv_variables(Path(sys.executable))
+    assert told["UV_INDEX"] == "file:///one file:///two"
+    assert told["UV_FIND_LINKS"] == "/here,/there"
+    assert told["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert "UV_DEFAULT_INDEX" not in told, "uv's own variable stays"
+
+
+@pytest.mark.parametrize("failing", [None, "uv==", "-c"])
+def test_pip_installs_where_uv_cannot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: str | None
+) -> None:
+    """uv may be nowhere to be had, or not understand an index."""
+    environment, asked = load_script("environment", monkeypatch), []
+
+    def run(command: list[str], *_: object) -> int:
+        asked.append(command)
+        return int(failing is not None and len(asked) < 3 and any(word.startswith(failing) for word in command))
+
+    monkeypatch.setattr(environment, "run_here", run)
+    monkeypatch.setattr(environment, "uv_variables", lambda _: {})
+    environment._install(["dev"])
+    assert asked[-1][-1] == ".[dev]"
+    assert Path(asked[-1][0]).stem == ("python" if failing else "uv")
+    assert ("pip does" in capsys.readouterr().out) == (failing is not None)
 
 
 @pytest.mark.parametrize(("end", "tiers"), [("oldest", ["unit"]), ("newest", ["unit", "end_to_end"])])

@@ -1,16 +1,20 @@
 """From PyTorch modules to graphs."""
 
+from typing import Any, NoReturn
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from onnxscript.rewriter import RewriteRule
 from torch import Tensor, nn
 from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from mirrorsd.export.passes import torch_to_onnx
 from mirrorsd.export.passes.quantise import QuantiseWeights
-from mirrorsd.export.passes.torch_to_onnx import Weights, _operators_at_hand, export_stage
+from mirrorsd.export.passes.torch_to_onnx import Weights, _nothing_twice, export_stage
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 
@@ -51,11 +55,59 @@ def test_the_exporter_reads_its_operators_once_for_all_graphs(monkeypatch: pytes
 
 def test_what_another_exporter_adds_to_its_operators_stays_its_own() -> None:
     sine = torch.ops.aten.sin.default
-    with _operators_at_hand():
+    with _nothing_twice():
         theirs = ONNXRegistry.from_torchlib()
         theirs.register_op(sine, lambda rows: rows)
         others = ONNXRegistry.from_torchlib()
     assert len(others.get_decomps(sine)) + 1 == len(theirs.get_decomps(sine))
+
+
+class Promoted(nn.Module):
+    """Whole numbers beside others."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0].abs() * torch.arange(5)
+
+
+def test_types_are_looked_up_and_patterns_tried_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the trace no node is computed but what is promoted, and nothing is matched at other operators."""
+    computed, tried, run, match = list[str](), set[tuple[str, str]](), torch.fx.Interpreter.run_node, RewriteRule.match
+
+    def run_node(self: torch.fx.Interpreter, node: torch.fx.Node) -> object:
+        computed.append(str(node.target) if node.op == "call_function" else node.op)
+        return run(self, node)
+
+    def matched(self: Any, model: Any, graph: Any, node: ir.Node, **settings: Any) -> object:
+        tried.add((self._target_pattern.output_nodes[0].op_type, node.op_type))
+        return match(self, model, graph, node, **settings)
+
+    monkeypatch.setattr(torch.fx.Interpreter, "run_node", run_node)
+    monkeypatch.setattr(RewriteRule, "match", matched)
+    model = _exported(Promoted())
+    assert {"prims.convert_element_type.default", "aten.mul.Tensor"} <= {*computed}
+    assert "aten.abs.default" not in computed
+    assert ("Mul", "Mul") in tried and all(pattern == node for pattern, node in tried)
+    _computes_the_same(model, Promoted())
+
+
+def test_another_version_s_exporter_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere() -> NoReturn:
+        raise ImportError("it has no such part")
+
+    monkeypatch.setattr(torch_to_onnx, "_PARTS", (elsewhere,))
+    _computes_the_same(_exported(Promoted()), Promoted())
+
+
+def _exported(module: nn.Module) -> ir.Model:
+    rows, found = (TensorSpec(name=name, dtype="float32", shape=(1, "S", 5)) for name in ("rows", "found"))
+    return export_stage(module, StageContract(name="forms", inputs=(rows,), outputs=(found,)), Weights())
+
+
+def _computes_the_same(model: ir.Model, module: nn.Module) -> None:
+    given = np.linspace(-1, 2, 20, dtype=np.float32).reshape(1, 4, 5)
+    content = ir.serde.serialize_model(model).SerializeToString()
+    (computed,) = ort.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, {"rows": given})
+    assert np.array_equal(computed, module(torch.from_numpy(given)).numpy())
 
 
 class Decomposed(nn.Module):
@@ -77,11 +129,7 @@ def test_a_graph_whose_operators_have_forms_in_onnx_is_traced_once(
 ) -> None:
     traced_again, usual = list[object](), _fx_passes.decompose_with_registry
     monkeypatch.setattr(_fx_passes, "decompose_with_registry", lambda *both: traced_again.append(both) or usual(*both))
-    rows, found = (TensorSpec(name=name, dtype="float32", shape=(1, "S", 5)) for name in ("rows", "found"))
     module = Decomposed(is_changing=is_changing)
-    model = export_stage(module, StageContract(name="forms", inputs=(rows,), outputs=(found,)), Weights())
+    model = _exported(module)
     assert bool(traced_again) == is_changing
-    given = np.linspace(-1, 2, 20, dtype=np.float32).reshape(1, 4, 5)
-    content = ir.serde.serialize_model(model).SerializeToString()
-    (computed,) = ort.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, {"rows": given})
-    assert np.array_equal(computed, module(torch.from_numpy(given)).numpy())
+    _computes_the_same(model, module)
