@@ -4,6 +4,7 @@ Nothing of what is shared may be changed: other processes of the run read it at 
 """
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from made_once import made_once
 import mirrorsd  # before any test imports OpenVINO, which would report its import
 
 assert mirrorsd.__version__
+gc.disable()  # until all tests are imported: to look for garbage among modules takes a quarter of that time
 TEXT = (
     "Once upon a time there was a little fox who lived at the edge of a dark forest. "
     "Every morning the fox went to the river and asked the old heron for news of the world."
@@ -29,6 +31,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, and not among what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -262,6 +262,11 @@ def _types_of_the_trace() -> _Part:
     return owner, "run_node", looked_up
 
 
+def _no_places_in_sources() -> _Part:
+    """No line of source is looked up for each node of a trace: nothing reads them."""
+    return torch.fx.config, "do_not_emit_stack_traces", True
+
+
 def _patterns_by_operator() -> _Part:
     """A pattern is tried where its last operator is: the optimizer tries each at all nodes, at great length."""
     from onnxscript.rewriter import RewriteRule as owner  # noqa: N813
@@ -275,7 +280,10 @@ def _patterns_by_operator() -> _Part:
     return owner, "try_rewrite", tried
 
 
-_PARTS = (_operators_at_hand, _decomposed_in_place, _types_of_the_trace, _patterns_by_operator)
+_PARTS = (
+    *(_operators_at_hand, _decomposed_in_place, _types_of_the_trace),
+    *(_no_places_in_sources, _patterns_by_operator),
+)
 
 
 def _cast(call: torch.fx.Node) -> _Form:
