@@ -38,21 +38,14 @@ _EVERY_TOKEN = ("top_k", -1)
 """As other engines write it."""
 _WHOLE = ("top_k", "max_new_tokens")
 _OF_EVERY_TEXT = ("do_sample", "repetition_penalty")
-_NOT_FOLLOWED = (
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "sequence_bias",
-    "min_length",
-    "min_new_tokens",
-    "exponential_decay_length_penalty",
-    "stop_strings",
-    "num_beams",
-    "guidance_scale",
-)
-_NOT_SAMPLED_BY = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-_CHANGES_NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
+_NOT_FOLLOWED: dict[str, Any] = {
+    **dict.fromkeys(("no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("num_beams", "guidance_scale"), 1),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "stop_strings", "sequence_bias")),
+    "exponential_decay_length_penalty": None,
+}
+_NOT_SAMPLED_BY: dict[str, Any] = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
+"""What changes no token, besides what is empty."""
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
@@ -195,8 +188,8 @@ def generation_defaults(target: Checkpoint) -> dict[str, Any]:
 
 def tell_what_is_not_followed(target: Checkpoint) -> None:
     """Warn of entries by which transformers' `generate` chooses other tokens than any text of a bundle."""
-    asked = (*_NOT_FOLLOWED, *(_NOT_SAMPLED_BY if target.generation.get("do_sample") else ()))
-    named = [name for name in asked if target.generation.get(name) not in _CHANGES_NOTHING]
+    asked = _NOT_FOLLOWED | (_NOT_SAMPLED_BY if target.generation.get("do_sample") else {})
+    named = [name for name, usual in asked.items() if target.generation.get(name) not in (None, [], {}, usual)]
     if named:
         message = (
             f"{target.folder / 'generation_config.json'} names {', '.join(named)}, which no text of a bundle follows: "

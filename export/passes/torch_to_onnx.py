@@ -206,7 +206,7 @@ def _nothing_twice() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for find in _PARTS:
-            with suppress(ImportError, AttributeError):
+            with suppress(ImportError, AttributeError, KeyError):
                 owner, name, ours = find()
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, ours)

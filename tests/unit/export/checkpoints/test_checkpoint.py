@@ -212,6 +212,7 @@ def test_defaults_that_nobody_reads_stop_no_export(
     [
         ({"suppress_tokens": [3], "no_repeat_ngram_size": 3}, "no_repeat_ngram_size, suppress_tokens"),
         ({"do_sample": True, "typical_p": 0.9, "num_beams": 4}, "num_beams, typical_p"),
+        ({"no_repeat_ngram_size": 1, "guidance_scale": 0, "sequence_bias": []}, "no_repeat_ngram_size, guidance_scale"),
         ({"typical_p": 0.9, "num_beams": 1, "no_repeat_ngram_size": 0, "suppress_tokens": [], "top_p": 0.9}, ""),
         ({"do_sample": True, "typical_p": 1.0, "min_new_tokens": None, "max_length": 4096, "use_cache": True}, ""),
     ],

@@ -1,5 +1,6 @@
 """From PyTorch modules to graphs."""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -90,12 +91,15 @@ def test_types_are_looked_up_and_patterns_tried_where_they_can_be(monkeypatch: p
     _computes_the_same(model, Promoted())
 
 
-def test_another_version_s_exporter_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def elsewhere() -> NoReturn:
-        raise ImportError("it has no such part")
+def _elsewhere() -> NoReturn:
+    raise ImportError("it has no such part")
 
-    monkeypatch.setattr(torch_to_onnx, "_PARTS", (elsewhere,))
+
+@pytest.mark.parametrize("find", [_elsewhere, lambda: (torch.fx.config, "no_such_setting", True)])
+def test_another_version_s_exporter_computes_the_same(monkeypatch: pytest.MonkeyPatch, find: Callable[[], Any]) -> None:
+    monkeypatch.setattr(torch_to_onnx, "_PARTS", (find,))
     _computes_the_same(_exported(Promoted()), Promoted())
+    assert not hasattr(torch.fx.config, "no_such_setting")
 
 
 def _exported(module: nn.Module) -> ir.Model:
