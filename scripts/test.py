@@ -17,6 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -45,7 +46,9 @@ DEVICES = {
     "frozen program": ["scripts/check_frozen.py", "--prepare"],
 }
 """Each installs what its tests need where that can be done, and says why not elsewhere; the last line may be the
-variables that the tests are told. That takes little computing and much waiting, so it is done beside lint and types."""
+variables that the tests are told. That takes little computing and much waiting, so it is done beside the gate."""
+BESIDE = ("types", "unit")
+"""What runs in one process beside the tests that come behind it, which wait for programs and clocks at times."""
 SETUP_LIMIT_S = 300
 TESTS_LIMIT_S = 3600
 """A tier takes minutes. A process that hangs while it ends is no test any more, and has no other deadline."""
@@ -57,16 +60,15 @@ run ends: behind a process that took its place, xdist 3.8 has waited for ever.""
 DIED = "MIRRORSD_TESTS_DIED"
 """Names the file in which `tests/conftest.py` notes the test whose process died."""
 NUM_WORKERS = {"unit": "2"}
-"""Unit tests compute; a third process computes while tests of the other tiers wait for programs and clocks."""
+"""Unit tests compute; a third process computes while tests of the other tiers wait. Beside those, one is enough."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """For PyTorch in each of them, and for exports: with more threads than processors each waits for all others."""
 
 
 class Done(NamedTuple):
-    """A part that has run; what it said is kept where it ran beside others."""
+    """A part that has run."""
 
     passed: bool
-    said: str
     seconds: float
 
 
@@ -92,28 +94,31 @@ def main() -> int:
         return 2
     left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
     parts = parts_of(options.only, pytest_arguments)
+    stands: dict[str, Future[Stand]] = {}
+
+    def run(part: str, output: IO[str] | None = None) -> Done:
+        started = monotonic()
+        variables = {} if part in NO_DEVICES else ready(stands)
+        variables |= {"PYTHONPATH": str(ROOT / ".typing")} if is_end else {}
+        chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
+        arguments = [*(["-m", chosen] if chosen else []), *(NO_LIMIT if options.all else []), *pytest_arguments]
+        limit_s = None if options.all else TESTS_LIMIT_S
+        return Done(run_part(python, part, arguments, variables, limit_s, output), monotonic() - started)
+
     done: dict[str, Done] = {}
-    # Two installations would get in each other's way, and types take one core: each goes on by itself, beside the rest.
-    with ThreadPoolExecutor(1) as installing, ThreadPoolExecutor(1) as checking:
-        wanted = DEVICES if options.devices and not set(parts) <= NO_DEVICES else {}
-        stands = {name: installing.submit(prepare, words) for name, words in wanted.items()}
-        types = checking.submit(check_quietly, python, "types") if is_beside("types", parts) else None
+    # Two installations would get in each other's way. What needs one core goes on by itself, beside the rest.
+    with ThreadPoolExecutor(1) as installing, ThreadPoolExecutor(len(BESIDE)) as others:
+        if options.devices and not set(parts) <= NO_DEVICES:
+            stands.update({name: installing.submit(prepare, words) for name, words in DEVICES.items()})
+        beside = {part: others.submit(quietly, run, part) for part in parts[:-1] if part in BESIDE}
         for part in parts:
-            if part == "types" and types is not None:
-                continue
-            started = monotonic()
-            variables = {} if part in NO_DEVICES else ready(stands)
-            variables |= {"PYTHONPATH": str(ROOT / ".typing")} if is_end else {}
-            chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
-            arguments = [*(["-m", chosen] if chosen else []), *(NO_LIMIT if options.all else []), *pytest_arguments]
-            passed = run_part(python, part, arguments, variables, None if options.all else TESTS_LIMIT_S)
-            done[part] = Done(passed, "", monotonic() - started)
-            if not passed:
-                print(f"FAILED: {part}", flush=True)
-            if types is not None and types.done():
-                tell("types", types, done)
-        if types is not None:
-            tell("types", types, done)
+            if part not in beside:
+                done[part] = run(part)
+                tell(part, done[part])
+        for part, coming in beside.items():
+            done[part], said = coming.result()
+            print(said, end="", flush=True)
+            tell(part, done[part])
     print("== " + ", ".join(f"{name} {part.seconds:.0f} s" for name, part in done.items()), flush=True)
     failed = [name for name, part in done.items() if not part.passed]
     if failed:
@@ -121,27 +126,18 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def is_beside(part: str, parts: tuple[str, ...]) -> bool:
-    """Whether a part runs beside those that come behind it."""
-    return part in parts[:-1]
-
-
-def check_quietly(python: str, part: str) -> Done:
-    """Run the commands of one part, and keep what they say."""
-    started = monotonic()
+def quietly(run: Callable[[str, IO[str]], Done], part: str) -> tuple[Done, str]:
+    """Run a part beside others; what it says is kept."""
     with TemporaryFile("w+", encoding="utf-8") as output:
-        passed = run_checks(python, part, output)
+        done = run(part, output)
         output.seek(0)
-        return Done(passed, output.read(), monotonic() - started)
+        return done, output.read()
 
 
-def tell(name: str, coming: Future[Done], done: dict[str, Done]) -> None:
-    """Wait for a part that runs beside others and show what it said, once."""
-    if name not in done:
-        done[name] = coming.result()
-        print(done[name].said, end="", flush=True)
-        if not done[name].passed:
-            print(f"FAILED: {name}", flush=True)
+def tell(part: str, done: Done) -> None:
+    """Say that a part has failed, where what it said stands."""
+    if not done.passed:
+        print(f"FAILED: {part}", flush=True)
 
 
 def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
@@ -188,22 +184,27 @@ def run_part(
     pytest_arguments: list[str],
     variables: dict[str, str],
     limit_s: float | None = TESTS_LIMIT_S,
+    output: IO[str] | None = None,
 ) -> bool:
-    """Run one part; True if all passed. `variables` are for tests on what stands in for devices; tests have a limit."""
+    """Run one part; True if all passed. `variables` are for tests on what stands in for devices; tests have a limit.
+
+    What a part says goes to `output`, if given: then it runs beside others.
+    """
     if part in ("lint", "types"):
-        return run_checks(python, part)
-    print(f"== {part}", flush=True)
+        return run_checks(python, part, output)
+    print(f"== {part}", flush=True, file=output)
     folders = (TIERS | RAY).get(part, ())
-    workers = [*WORKERS, NUM_WORKERS.get(part, "3")]
+    workers = [*WORKERS, "1" if output else NUM_WORKERS.get(part, "3")]
     command = [python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments]
     with TemporaryDirectory() as folder:
         died = Path(folder) / "died"
         variables = ONE_THREAD | variables | {DIED: str(died)}
-        status = run_here(command, variables, limit_s=limit_s)
+        status = run_here(command, variables, output, limit_s)
         if died.exists():
-            print(f"== {part} once more: a process died in {died.read_text(encoding='utf-8')}", flush=True)
+            where = died.read_text(encoding="utf-8")
+            print(f"== {part} once more: a process died in {where}", flush=True, file=output)
             died.unlink()
-            status = run_here(command, variables, limit_s=limit_s) or int(died.exists())
+            status = run_here(command, variables, output, limit_s) or int(died.exists())
     return status == 0 or (status == NO_TESTS and bool(folders))
 
 

@@ -142,12 +142,14 @@ def test_pip_installs_where_uv_cannot(
 @pytest.mark.parametrize(("end", "tiers"), [("oldest", ["unit"]), ("newest", ["unit", "end_to_end"])])
 def test_packages_of_either_end_run_their_tests(monkeypatch: pytest.MonkeyPatch, end: str, tiers: list[str]) -> None:
     script, asked = load_script("test", monkeypatch), []
-    monkeypatch.setattr(script, "run_here", lambda command, variables, limit_s: asked.append((command, variables)) or 0)
+    monkeypatch.setattr(script, "run_here", lambda command, variables, *_: asked.append((command, variables)) or 0)
     monkeypatch.setattr(script, "ensure_end", lambda end, extras: Path(f"{end}-python"))
     monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", end, "-k", "manifest"])
     assert script.main() == 0
-    for tier, (command, variables) in zip(tiers, asked, strict=True):
+    for tier, (command, variables) in zip(
+        tiers, sorted(asked, key=lambda one: "tests/unit" not in one[0]), strict=True
+    ):
         assert command[0] == f"{end}-python" and {f"tests/{tier}", "not long", "manifest"} <= set(command)
         assert Path(variables["PYTHONPATH"]).name == ".typing"
 
@@ -159,8 +161,8 @@ def test_tests_run_once_more_where_a_process_died(
     """Once: what dies twice has failed."""
     script, runs = load_script("test", monkeypatch), []
 
-    def run(_: list[str], variables: dict[str, str], limit_s: float) -> int:
-        runs.append(limit_s)
+    def run(_: list[str], variables: dict[str, str], *__: object) -> int:
+        runs.append(variables)
         if len(runs) <= times:
             Path(variables[script.DIED]).write_text("test_this.py::test_that", encoding="utf-8")
         return int(len(runs) <= times)
@@ -236,7 +238,7 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     asked: list[list[str]] = []
     told: list[dict[str, str]] = []
 
-    def run(command: list[str], variables: dict[str, str], limit_s: float) -> int:
+    def run(command: list[str], variables: dict[str, str], *_: object) -> int:
         asked.append(command)
         told.append(variables)
         return int("tests/device" in command and "DEVICE" in variables and variables["DEVICE"] == "broken")
@@ -250,7 +252,8 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests"])
     assert script.main() == 0
     assert [words[-1] for words in asked] == ["not long", "not long"], "without --devices nothing is installed"
-    assert "unit 0 s, end-to-end 0 s" in capsys.readouterr().out
+    assert {words[words.index("-n") + 1] for words in asked} == {"1", "3"}, "one process beside others"
+    assert "end-to-end 0 s, unit 0 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
     there = {"gpu": stand_in('{"DEVICE": "fine"}', 0), "npu": stand_in("no wine here", 1), "none": stand_in("x", 0)}
     monkeypatch.setattr(script, "DEVICES", there)
@@ -258,8 +261,9 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     printed = capsys.readouterr().out
     assert "== gpu: ready" in printed and "== none: ready" in printed
     assert "== npu: skipped" in printed and "no wine here" in printed
-    assert [words[-1] for words in asked[2:]] == ["not long", "not long or npu_compiler"]
-    assert [variables.get("DEVICE") for variables in told[2:]] == [None, "fine"]
+    assert {words[-1] for words in asked[2:]} == {"not long", "not long or npu_compiler"}
+    for words, variables in zip(asked[2:], told[2:], strict=True):
+        assert variables.get("DEVICE") == ("fine" if "tests/device" in words else None)
     monkeypatch.setattr(script, "DEVICES", {"gpu": stand_in('{"DEVICE": "broken"}', 0)})
     assert script.main() == 1
     assert "FAILED: end-to-end" in capsys.readouterr().out
@@ -307,9 +311,9 @@ def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPat
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
     assert {Path(folder).name for tier in (script.TIERS | script.RAY).values() for folder in tier} == folders
     for status, is_fine in ((0, True), (5, True), (1, False)):
-        monkeypatch.setattr(script, "run_here", lambda *_, limit_s, status=status: status)
+        monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
         assert script.run_part("python", "unit", [], {}) is is_fine
-    monkeypatch.setattr(script, "run_here", lambda *_, limit_s: 5)
+    monkeypatch.setattr(script, "run_here", lambda *_: 5)
     assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"], {})
 
 
