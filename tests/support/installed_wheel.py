@@ -4,8 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+import pytest
+from loaded_scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 FREEZES = "MIRRORSD_FREEZES"
@@ -37,10 +42,20 @@ def make(folder: Path) -> None:
     run_quietly([sys.executable, "-m", "build", "--no-isolation", "-o", str(folder), str(source)])
     run_quietly([sys.executable, "-m", "venv", "--without-pip", str(environment)])
     made = find(folder)
-    # Our own pip installs into it: to make one there takes longer than what is wanted of it.
-    pip = [sys.executable, "-m", "pip", "--python", str(made.programs / "python"), "install", "--quiet", "--no-compile"]
     wanted = [f"{made.wheel}[cpu,server]", *(["pyinstaller"] if FREEZES in os.environ else [])]
-    run_quietly([*pip, "-c", str(ROOT / "constraints.txt"), *wanted])
+    install(made.programs / "python", ["-c", str(ROOT / "constraints.txt"), *wanted])
+
+
+def install(python: Path, wanted: list[str]) -> None:
+    """Install into an environment without pip, with ours or with uv: to make one takes longer than what is wanted."""
+    uv = Path(sys.executable).with_name("uv.exe" if os.name == "nt" else "uv")
+    if uv.is_file():
+        with pytest.MonkeyPatch.context() as patch:
+            variables = load_script("environment", patch).uv_variables(Path(sys.executable))
+        run_quietly([str(uv), "pip", "install", "--python", str(python), *wanted], variables)
+    else:
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+        run_quietly([*pip, *wanted])
 
 
 def clone_into(folder: Path) -> None:
@@ -59,7 +74,7 @@ def tracked() -> set[str]:
     return {name for name in listed.split("\0") if name and not name.endswith(".safetensors")}
 
 
-def run_quietly(command: list[str]) -> None:
+def run_quietly(command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run a command that must not fail."""
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     assert finished.returncode == 0, finished.stdout + finished.stderr
