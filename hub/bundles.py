@@ -129,6 +129,8 @@ def forget(folder: Path) -> int:
     lock = FolderLock(place / ".lock", "fetch")
     try:
         num_bytes = _size(place)
+        with suppress(OSError):  # of a file that another process holds (Windows)
+            folder = folder.rename(place / _PARTIAL)
         (place / _ORIGIN_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -194,8 +196,8 @@ def _kept(key: str, reference: str, fill: Callable[[Path, Path], str]) -> Path:
             partial = place / _PARTIAL
             partial.mkdir(exist_ok=True)
             final = place / f"{fill(place, partial).removesuffix(_SUFFIX) or 'bundle'}{_SUFFIX}"
-            partial.rename(final)
             write_whole(place / _ORIGIN_FILE, json.dumps({"reference": reference, "when": time()}).encode())
+            partial.rename(final)  # last: without its origin nobody would find it, or delete it
         finally:
             lock.release()
     return final

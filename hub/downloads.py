@@ -63,7 +63,7 @@ def download(
         failure: Exception = TransferError(f"{link} ends before its {num_bytes} bytes")
         try:
             _go_on(link, path, dict(headers or {}), num_bytes, on_bytes, has_hash=has_hash)
-            if num_bytes is None:
+            if num_bytes is None and path.exists():
                 return
         except HfHubHTTPError:
             raise

@@ -16,9 +16,9 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest import with_checksum
 from mirrorsd.graphs.user_cache import fetched_folder, list_kept
-from mirrorsd.hub import asking, bundle_folder, downloads
+from mirrorsd.hub import asking, bundle_folder, bundles, downloads
 from mirrorsd.hub.archives import write_archive
-from mirrorsd.hub.bundles import fetched_bundles, forget, is_fetched_by
+from mirrorsd.hub.bundles import fetched_bundles, forget, is_fetched_by, unfinished
 
 OTHER = "f" * 40
 WEIGHTS = "target/weights.bin"
@@ -203,6 +203,27 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_there_is(
         with pytest.raises(BundleError, match=r"no space is left in .*what was fetched is kept"):
             bundle_folder("hf:tiny/pair")
     assert files_in(bundle_folder("hf:tiny/pair")) == files_in(bundle)
+
+
+def test_a_bundle_is_known_as_long_as_it_is_there(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program ends, or the disk is full, in the moment at which it gets its name, or loses it."""
+
+    def cut(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "write_whole", cut)
+        with pytest.raises(KeyboardInterrupt):
+            bundle_folder("hf:tiny/pair")
+    assert fetched_bundles() == [] and len(unfinished()) == 1
+    folder = bundle_folder("hf:tiny/pair")
+    assert [one.folder for one in fetched_bundles()] == [folder] and unfinished() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles.shutil, "rmtree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            forget(folder)
+    assert fetched_bundles() == [] and len(unfinished()) == 1, "nor is one that is not wholly deleted"
+    assert bundle_folder("hf:tiny/pair") == folder
 
 
 def test_two_at_once_are_told_of_each_other(asked: list[str]) -> None:
