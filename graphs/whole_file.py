@@ -41,8 +41,9 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
             yield stream
         return
     whole, partial = _places(path)
+    stream = _opened(partial, path)
     try:
-        with _opened(partial, path) as stream:
+        with stream:
             yield stream
             if survives_power_cuts:
                 stream.flush()
@@ -63,10 +64,8 @@ def try_place(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
     _, partial = _places(path)
-    try:
-        _opened(partial, path).close()
-    finally:
-        partial.unlink(missing_ok=True)
+    _opened(partial, path).close()
+    partial.unlink(missing_ok=True)
 
 
 def _places(path: Path) -> tuple[Path, Path]:
