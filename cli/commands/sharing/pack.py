@@ -1,7 +1,9 @@
 """`mirrorsd pack`: a bundle as others fetch it."""
 
+import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -34,7 +36,16 @@ def pack(
         )
     if place.is_file():
         note(f"wrote {place}, {readable_bytes(num_bytes)}; where it lies at an address, others say\n")
-        print(f"mirrorsd chat https://.../{place.name}#sha256={sha256_of(place)}")
+        print(f"mirrorsd chat https://.../{quote(place.name)}#sha256={sha256_of(place)}")
     else:
         note(f"wrote {place}, {readable_bytes(num_bytes)}; read {place}/README.md, then")
-        print(f"mirrorsd push {as_word(place)} OWNER/{name}")
+        print(f"mirrorsd push {as_word(place)} OWNER/{name_on_the_hub(name)}")
+
+
+def name_on_the_hub(name: str) -> str:
+    """What a repository may be called for a bundle of this name.
+
+    >>> name_on_the_hub("my Qwen3 (int8)"), name_on_the_hub("☃")
+    ('my-Qwen3-int8', 'NAME')
+    """
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "NAME"

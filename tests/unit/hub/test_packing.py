@@ -54,6 +54,17 @@ def test_a_folder_is_a_bundle_with_a_card(bundle: Path, tmp_path: Path, own_cach
     assert files_in(out).keys() == (files_in(bundle).keys() - {"notes.txt"}) | {"README.md"}
 
 
+def test_names_with_spaces_are_told_as_they_can_be_typed(
+    bundle: Path, tmp_path: Path, own_cache: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(bundle, tmp_path / "my pair (int8).mirror")
+    assert run(["pack", "my pair (int8).mirror"]) == 0
+    assert "chat https://.../my%20pair%20%28int8%29.zip#sha256=" in capsys.readouterr().out
+    assert run(["pack", "my pair (int8).mirror", "-o", "out"]) == 0
+    assert capsys.readouterr().out == "mirrorsd push out OWNER/my-pair-int8\n"
+
+
 def test_what_is_packed_is_whole(bundle: Path, tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
     (bundle / "target" / "weights.bin").write_bytes(b"changed")
     for out in ("a.zip", "a"):
