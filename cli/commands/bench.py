@@ -1,6 +1,5 @@
 """`mirrorsd bench`: Spec-Bench's way of measuring: its questions, its answer lines, its table, and a page."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +72,7 @@ def bench(
     from mirrorsd.cli.bench.peers import read_peer
     from mirrorsd.cli.bench.questions import choose
     from mirrorsd.cli.bench.running import Plan
+    from mirrorsd.devices.layouts import usable_cores
 
     end_on_ctrl_c()
     check_out(out)
@@ -88,7 +88,7 @@ def bench(
         is_raw=is_raw or not has_chat_template(bundle),
         peers=checked_peers([read_peer(text) for text in peer or ()], temperature),
         drafted=drafted,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or usable_cores().num_threads,
     )
     speed = options.read_settings(settings)
     with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:

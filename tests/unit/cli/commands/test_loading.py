@@ -1,16 +1,22 @@
 """What is done before a pipeline is loaded, and what its chat advises."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mirrorsd.cli.application import run
+from mirrorsd.cli.application import application, run
+from mirrorsd.cli.bench import measuring
+from mirrorsd.cli.bench.running import Plan
 from mirrorsd.cli.chat.in_process import InProcess
+from mirrorsd.cli.commands import bench
 from mirrorsd.cli.commands.loading import check_fits, first_turns
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.cli.input.requests import Request
+from mirrorsd.devices import layouts
+from mirrorsd.devices.layouts import Cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 
@@ -52,3 +58,21 @@ def test_a_question_that_is_too_long_is_left_out_and_said(
     assert "1 of 3 questions do not fit into the context of 64 tokens, and are left out" in capsys.readouterr().err
     with pytest.raises(ContextLengthError, match="No question fits into the bundle's context of 64 tokens"):
         first_turns(bundle, questions[2:])
+
+
+def test_other_runtimes_get_the_cores_that_this_process_may_use(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's share, and not all that its machine has."""
+
+    def measure(_: object, __: Path, plan: Plan, *___: object) -> None:
+        raise ConfigError(f"{plan.threads} threads")
+
+    monkeypatch.setattr(layouts, "usable_cores", lambda: Cores((), 3))
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(bench, "open_pipeline", lambda *_, **__: nullcontext())
+    questions, out = tmp_path / "q.jsonl", tmp_path / "out"
+    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["Why?"]}', encoding="utf-8")
+    for given, number in (((), 3), (("--threads", "5"), 5)):
+        with pytest.raises(ConfigError, match=f"{number} threads"):
+            application("bench")(["bench", str(bundle), str(questions), "-o", str(out), *given], standalone_mode=False)
