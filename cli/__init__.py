@@ -10,22 +10,27 @@ _OBJECTS_UNTIL_COLLECTED = 50_000
 def main() -> None:
     """Run the command line and exit with its status (see `cli.output.failures` for the numbers)."""
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTED)
-    from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_FAILED, about_import
-    from mirrorsd.cli.output.leaving import leave, was_interrupted
-    from mirrorsd.cli.output.streams import prepare_streams
-
     try:
+        from mirrorsd.cli.output.streams import prepare_streams
+
         prepare_streams()
         from mirrorsd.cli.application import run
 
         status = run(sys.argv[1:])
     except ModuleNotFoundError as error:  # typer and rich come with an extra
+        from mirrorsd.cli.output.failures import EXIT_FAILED, about_import
+
         print(f"error: {about_import(error)}", file=sys.stderr)
         status = EXIT_FAILED
-    except BaseException as error:
+    except BaseException as error:  # Ctrl-C also in the imports above
+        from mirrorsd.cli.output.failures import EXIT_CANCELLED
+        from mirrorsd.cli.output.leaving import was_interrupted
+
         if not (was_interrupted() or isinstance(error, KeyboardInterrupt)):
             raise
         status = EXIT_CANCELLED
+    from mirrorsd.cli.output.leaving import leave
+
     leave(status)
 
 

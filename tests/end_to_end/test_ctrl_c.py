@@ -5,6 +5,8 @@ import os
 import random
 import select
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +107,25 @@ def is_cancelled_at(moment: Moment, bundle: Path, place: Path) -> bool:
 @pytest.mark.parametrize("shown", [ENTERED, COMPILING], ids=["entered", "compiling"])
 def test_ctrl_c_ends_with_130_on_a_new_line(tiny_bundle: Path, tmp_path: Path, shown: bytes) -> None:
     assert any(is_cancelled_at(Moment(0.0, shown), tiny_bundle, tmp_path / "place") for _ in range(3))
+
+
+@pytest.mark.parametrize("module", ["streams", "failures", "leaving"])
+def test_ctrl_c_while_the_command_is_imported(module: str) -> None:
+    """Before it has begun, an import is all that there is to interrupt."""
+    code = f"""
+import sys
+class Pressed:
+    def find_spec(self, name, *_):
+        if name == "mirrorsd.cli.output.{module}":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+sys.argv[1:] = ["--version"]
+from mirrorsd.cli import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.long
