@@ -1,12 +1,12 @@
 """Answers from a bundle that is loaded in this process."""
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
 from mirrorsd.cli.input.requests import Messages
+from mirrorsd.cli.output.console import as_word
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.texts.config import CancelToken
 from mirrorsd.texts.speculation import check_head
@@ -34,7 +34,7 @@ class InProcess:
     @property
     def advice(self) -> str:
         """The pipeline's, as it is to be typed."""
-        return self._pipe.advice.replace("BUNDLE", shlex.quote(str(self._bundle)))
+        return self._pipe.advice.replace("BUNDLE", as_word(self._bundle))
 
     def check_method(self, method: str) -> None:
         """Hold a method against the bundle's heads."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,13 @@ def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a disk that is full: what is typed stays known until the end
+                super().store_string(string)
+
     try:
-        history: FileHistory | InMemoryHistory = FileHistory(str(history_file()))
+        history: FileHistory | InMemoryHistory = Kept(str(history_file()))
     except ConfigError as error:
         note(f"warning: {error}", "yellow")
         history = InMemoryHistory()
@@ -92,6 +98,8 @@ def history_file() -> Path:
         ConfigError: it cannot be made.
     """
     path = Path(typer.get_app_dir("mirrorsd")) / "chat_history"
+    if not path.is_absolute():  # of a user without a home: a folder called ~ where he is
+        raise ConfigError("There is no folder for what is typed, which is not kept: set XDG_CONFIG_HOME to one.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))

@@ -294,3 +294,19 @@ def test_a_history_that_cannot_be_kept_keeps_nobody_from_chatting(
         keys.send_text("hello\r")
         assert next(lines.edited_lines(["/help"], lambda: "")) == "hello"
     assert "what is typed cannot be kept there" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_gets_no_folder_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines.typer, "get_app_dir", lambda _: "~/.config/mirrorsd")
+    with pytest.raises(ConfigError, match="no folder for what is typed, which is not kept: set XDG_CONFIG_HOME"):
+        lines.history_file()
+
+
+def test_a_history_that_takes_no_more_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines.typer, "get_app_dir", lambda _: str(tmp_path))
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        history = lines._editor(["/help"], lambda: "").history
+        (tmp_path / "chat_history").unlink()
+        (tmp_path / "chat_history").mkdir()
+        history.append_string("hello")
+        assert history.get_strings() == ["hello"]

@@ -15,6 +15,7 @@ from mirrorsd.cli.commands import bench
 from mirrorsd.cli.commands.loading import check_fits, first_turns
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.cli.input.requests import Request
+from mirrorsd.cli.output import console
 from mirrorsd.devices import layouts
 from mirrorsd.devices.layouts import Cores
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -26,11 +27,13 @@ def test_what_is_wrong_with_a_manifest_is_for_loading_to_say(tmp_path: Path) -> 
     check_fits(tmp_path, Request(prompt="Once"))
 
 
-def test_a_chat_advises_what_can_be_typed() -> None:
+def test_a_chat_advises_what_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe: Any = SimpleNamespace(advice="`mirrorsd tune BUNDLE` looks for more")
     answers = InProcess(pipe, Path("my pairs/story.mirror"))
     assert answers.advice == "`mirrorsd tune 'my pairs/story.mirror'` looks for more"
     assert answers.name == "story"
+    monkeypatch.setattr(console, "os", SimpleNamespace(name="nt"))
+    assert answers.advice.partition(" tune ")[2].startswith('"my pairs'), "Windows knows no single quotes"
 
 
 def test_a_chat_takes_no_method_without_its_head(bundle: Path) -> None:
