@@ -123,7 +123,9 @@ def run(arguments: list[str]) -> int:
         status = app(arguments, prog_name="mirrorsd", standalone_mode=False)
     except SystemExit as finished:
         status = EXIT_PIPE if is_of_pipe(finished) else finished.code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        if isinstance(stop.__cause__, EOFError):  # of a file, which typer takes for somebody who ends
+            raise stop.__cause__ from None
         return EXIT_CANCELLED
     except (MirrorError, ImportError, OSError) as error:
         return EXIT_PIPE if isinstance(error, BrokenPipeError) else _fail(error)

@@ -4,10 +4,12 @@ Owns the arrays and their file. Does not own making them (`recorder`), fitting (
 """
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,10 +132,10 @@ class Recording:
         """Read what `write` wrote; nothing is unpickled.
 
         Raises:
-            ConfigError: no such file, no recording, or one whose texts were sampled with other noise.
+            ConfigError: no such file, no recording, a damaged one, or one whose texts were sampled with other noise.
         """
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 header = json.loads(str(arrays["header"]))
                 if header.pop("format") != _FORMAT:
                     raise KeyError("format")
@@ -147,9 +149,9 @@ class Recording:
                 return cls(texts=texts, layers=layers, round_sizes=sizes, heads=heads, **header)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
             raise ConfigError(
-                f"{path} is not a recording; make one: `mirrorsd simulate BUNDLE --record FILE`."
+                f"{path} is not a recording, or a damaged one; make one: `mirrorsd simulate BUNDLE --record FILE`."
             ) from error
 
 

@@ -189,3 +189,14 @@ def test_the_last_net_makes_one_sentence_of_a_missing_package_or_file(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+def test_a_file_that_ends_too_early_is_no_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer takes the end of any file for Ctrl-D."""
+
+    def read(_: Path) -> None:
+        raise EOFError("no data left")
+
+    monkeypatch.setattr("mirrorsd.cli.output.trace_picture.read_trace", read)
+    with pytest.raises(EOFError, match="no data left"):
+        run(["trace", str(tmp_path / "trace.json")])

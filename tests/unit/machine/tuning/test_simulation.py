@@ -275,9 +275,12 @@ def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_
     assert (again.layers, again.round_sizes, again.max_tips) == ((0,), (8, 16, 32), 32)
     assert again.heads == recording.heads
     assert again.texts[0].ends
-    (tmp_path / "texts").write_bytes(b"PK nothing")
-    with pytest.raises(ConfigError, match=r"texts is not a recording.*simulate"):
-        Recording.read(tmp_path / "texts")
+    whole = (tmp_path / "texts").read_bytes()
+    flipped = whole[:300] + bytes(byte ^ 255 for byte in whole[300:310]) + whole[310:]
+    for content in (b"PK nothing", b"", whole[:10], whole[: len(whole) // 2], whole[:-1], flipped):
+        (tmp_path / "texts").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"texts is not a recording, or a damaged one.*simulate"):
+            Recording.read(tmp_path / "texts")
 
 
 @pytest.mark.parametrize("noise", [None, "other-noise-1"])
