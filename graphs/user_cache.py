@@ -259,9 +259,10 @@ def _describe(folder: Path) -> Kept:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files; those that another process deletes meanwhile count nothing."""
+    """Bytes of all files; those that another process deletes meanwhile, or another user's, count nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
+    with suppress(OSError):
+        for path in folder.rglob("*"):
+            with suppress(OSError):
+                total += path.stat().st_size if path.is_file() else 0
     return total

@@ -115,7 +115,10 @@ class CompiledCache:
 
     def delete_stale(self) -> None:
         """Delete blobs of another draft, OpenVINO or format: nobody will use them again."""
-        for record_path in self.folder.glob("*.json"):
+        records = list[Path]()
+        with suppress(OSError):  # a folder that is closed to this user
+            records += self.folder.glob("*.json")
+        for record_path in records:
             made_by = _read_record(record_path).get("made_by")
             if isinstance(made_by, Mapping) and any(made_by.get(name) != self.made_by[name] for name in _STALE):
                 self.reject(_difference(made_by, self.made_by))

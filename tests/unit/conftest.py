@@ -1,6 +1,10 @@
 """A bundle folder whose files hold a few bytes each: enough for everything that reads only the manifest."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +39,30 @@ def bundle(tmp_path: Path) -> Path:
         path.write_bytes(f"content of {name}".encode())
     (folder / names.MANIFEST_FILE).write_text(_manifest(folder).to_json(), encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Closes a folder to this user, also where that is root, whom the system never refuses."""
+    looked_at, listed = Path.stat, os.scandir
+
+    def close(folder: Path) -> None:
+        def look_at(path: Path, **how: Any) -> os.stat_result:
+            refuse(folder in path.parents)
+            return looked_at(path, **how)
+
+        def list_all(path: Any) -> Any:
+            refuse(str(path) == str(folder))
+            return listed(path)
+
+        monkeypatch.setattr(Path, "stat", look_at)
+        monkeypatch.setattr(os, "scandir", list_all)
+
+    def refuse(is_closed: bool) -> None:
+        if is_closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    return close
 
 
 def _manifest(folder: Path) -> Manifest:

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,14 @@ def test_the_longest_unused_makes_room_but_not_the_bundle_at_work(bundle: Path) 
     assert (folders[1] / "tuned-cpu.json").is_file()
     make_room(folders[0], most_bytes=50)
     assert [(folder / COMPILED).exists() for folder in folders] == [True, False, False]
+
+
+def test_folders_of_another_user_do_not_end_a_load(bundle: Path, closed: Callable[[Path], None]) -> None:
+    """In a cache that several share, or of somebody who was root once."""
+    others, own = keep(another(bundle, "others.mirror")), keep(bundle)
+    closed(others)
+    make_room(own, 50)
+    assert (own / COMPILED / "cpu-8x8x256.blob").is_file()
 
 
 def test_within_the_block_nothing_is_kept(bundle: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,16 @@ def test_what_does_not_fit_is_not_kept(tmp_path: Path, caplog: pytest.LogCapture
     cache.write("16x16x256", bytes(700_000))
     assert (cache.has("8x8x256"), cache.has("16x16x256"), cache.is_writable) == (True, False, False)
     assert "would take more than 1 MiB" in caplog.text
+
+
+def test_a_folder_of_another_user_does_not_end_a_load(
+    filled: Path, closed: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    closed(filled)
+    cache = cache_in(filled)
+    cache.delete_stale()
+    assert cache.read("8x8x256") is None and not cache.has("8x8x256")
+    assert "cannot be read (Permission denied); compiling again" in caplog.text
 
 
 def test_a_cache_of_another_user_is_not_read(
