@@ -23,8 +23,10 @@ def write_blank(target: Path, out: Path) -> None:
     """Write a random Llama with the tokens, positions and tokenizer of `target` into the folder `out`.
 
     Raises:
-        SystemExit: `target` is no Hugging Face folder.
+        SystemExit: `target` is no Hugging Face folder, or `out` itself.
     """
+    if out.resolve() == target.resolve():
+        raise SystemExit(f"{out} is the target itself, which would be lost; give another folder as OUT")
     if not (target / "config.json").is_file():
         raise SystemExit(f"{target} has no config.json; give a Hugging Face folder")
     whole = AutoConfig.from_pretrained(target, local_files_only=True)

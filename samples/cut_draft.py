@@ -21,8 +21,10 @@ def cut(target: Path, out: Path, first: int, last: int) -> None:
     """Write the model of the first `first` and the last `last` layers of `target` into the folder `out`.
 
     Raises:
-        SystemExit: there is no such target, it is laid out otherwise, or it has fewer layers.
+        SystemExit: there is no such target, it is `out` itself, laid out otherwise, or has fewer layers.
     """
+    if out.resolve() == target.resolve():
+        raise SystemExit(f"{out} is the target itself, which would be lost; give another folder as OUT")
     if not target.exists():
         raise SystemExit(f"{target} does not exist; give a Hugging Face folder or a GGUF file")
     is_file = target.is_file()

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,15 @@ def test_a_draft_that_has_learned_nothing_fits_any_target(tiny_pair: tuple[Path,
     assert found.source.num_parameters < 100_000
     with pytest.raises(SystemExit, match=r"has no config\.json"):
         blank_draft.write_blank(tmp_path, tmp_path / "other")
+
+
+def test_no_sample_writes_over_its_target(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target = shutil.copytree(tiny_pair[0], tmp_path / "target")
+    before = (target / "model.safetensors").read_bytes()
+    for write in (sample("blank_draft").write_blank, partial(sample("cut_draft").cut, first=1, last=1)):
+        with pytest.raises(SystemExit, match="target is the target itself, which would be lost"):
+            write(target, tmp_path / "other" / ".." / "target")
+    assert (target / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("is_file", [False, True])
