@@ -75,9 +75,9 @@ def cache_folder() -> Path:
     Raises:
         ConfigError: the user has no home, and the variable names no folder.
     """
-    if given := os.environ.get(VARIABLE):
-        return Path(given).absolute()
     try:
+        if given := os.environ.get(VARIABLE):
+            return Path(given).expanduser().absolute()  # no shell reads the files of services and containers
         found = platformdirs.user_cache_path("mirrorsd", appauthor=False)
     except RuntimeError as error:
         raise ConfigError(f"There is no folder for what is kept ({error}): set {VARIABLE} to one.") from error

@@ -91,6 +91,16 @@ def test_a_variable_names_another_place(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert cache_folder().name.lower() == "mirrorsd" or cache_folder().parent.name.lower() == "mirrorsd"
 
 
+def test_a_place_within_the_home_is_no_folder_of_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("MIRRORSD_CACHE", "~/cache")
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.setenv("MIRRORSD_CACHE", "~nobody-here/cache")
+    with pytest.raises(ConfigError, match=r"There is no folder for what is kept .*: set MIRRORSD_CACHE to one"):
+        cache_folder()
+
+
 def test_nothing_is_left_beside_the_bundle(bundle: Path) -> None:
     before = sorted(bundle.parent.iterdir())
     read_bundle(bundle)
