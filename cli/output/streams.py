@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr as the caller left them: closed, full, or with a reader that has gone away.
+"""stdin, stdout and stderr as the caller left them: closed, full, of no width, or with a reader that has gone away.
 
 A closed stream has its place taken, so that no file of a bundle is opened there and gets what was meant for a reader.
 Notes to a closed stderr go nowhere. A result that cannot be written is an error, as for any program of Unix; a reader
@@ -34,6 +34,9 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
     if isinstance(sys.stdin, TextIOWrapper) and os.linesep == "\n":
         sys.stdin.reconfigure(newline="\n")  # a prompt's own carriage returns are text
+    for size in ("COLUMNS", "LINES"):
+        if not os.environ.get(size, "").strip("0"):  # of a terminal that does not know: rich would draw nothing
+            os.environ.pop(size, None)
 
 
 def _is_in_a_code_page(stream: TextIOWrapper) -> bool:

@@ -84,3 +84,11 @@ def test_pipes_of_windows_are_in_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_request(None, None, is_chat=False).prompt == "Wäre?"
     print("\u2603", end="", flush=True)
     assert written.getvalue().decode() == "\u2603"
+
+
+@pytest.mark.parametrize("columns", ["0", ""])
+def test_a_terminal_of_no_width_loses_no_table(tiny_bundle: Path, columns: str) -> None:
+    """As some terminals of containers say of themselves."""
+    done = shell(f"export COLUMNS={columns} LINES=0; mirrorsd inspect BUNDLE", tiny_bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "target/weights.bin" in done.stdout and "\u2503 SHA-256" in done.stdout
