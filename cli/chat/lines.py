@@ -73,7 +73,8 @@ def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[
 
     class Kept(FileHistory):
         def store_string(self, string: str) -> None:
-            with suppress(OSError):  # a disk that is full: what is typed stays known until the end
+            """Write it behind the others; on a disk that is full it stays known until the end."""
+            with suppress(OSError):
                 super().store_string(string)
 
     try:
