@@ -41,9 +41,9 @@ def whole_file(path: Path, *, survives_power_cuts: bool = False) -> Iterator[IO[
             yield stream
         return
     whole, partial = _places(path)
-    stream = _opened(partial, path)
+    opened = _opened(partial, path)
     try:
-        with stream:
+        with opened as stream:
             yield stream
             if survives_power_cuts:
                 stream.flush()
