@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from reprlib import repr as shortened
@@ -82,8 +83,8 @@ def forms(messages: Conversation) -> Iterator[Conversation]:
 
     A content that is missing is an empty text, absent, or None. The arguments of a call are an object, or JSON text.
     A content in parts stays as it is, or becomes one text. What templates refuse comes last, in another way: system
-    messages are said by the user, ids of calls are short, thoughts stand in the content beside calls. Only forms that
-    differ are given.
+    messages are said by the user, ids of calls are short, thoughts stand in the content beside calls, calls that came
+    at once come one by one. Only forms that differ are given.
     """
     for changes in product(*((None, change) for change in _CHANGES)):
         changed = messages
@@ -154,7 +155,30 @@ def _with_thoughts_said(messages: Conversation) -> Conversation:
     ]
 
 
-_CHANGES = (_told_by_user, _with_short_ids, _with_thoughts_said)
+def _with_calls_apart(messages: Conversation) -> Conversation:
+    """Calls that came at once, each in a turn of its own before its result: Llama's templates write one at a time."""
+    found: Conversation = []
+    turns = deque(messages)
+    while turns:
+        message = turns.popleft()
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or len(calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while turns and turns[0]["role"] == "tool":
+            results.append(turns.popleft())
+        ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+        given = [result.get("tool_call_id") for result in results]
+        owners = [ids.index(one) if one and one in ids else min(n, len(ids) - 1) for n, one in enumerate(given)]
+        later = {name: value for name, value in message.items() if name not in _REASONING} | {"content": ""}
+        for number, call in enumerate(calls):
+            found.append({**(later if number else message), "tool_calls": [call]})
+            found += [result for owner, result in zip(owners, results, strict=True) if owner == number]
+    return found
+
+
+_CHANGES = (_with_calls_apart, _told_by_user, _with_short_ids, _with_thoughts_said)
 
 
 def with_joined_parts(messages: Conversation, places: Sequence[int]) -> Conversation:

@@ -21,6 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Sequence[Mapping[str, Any]], bool], str]
 _NAMES = ("probe_one", "probe_two")
 _IDS = ("aaaa0aaa1", "bbbb0bbb1")
+_RESULT = "It is so."
 _ARGUMENTS: tuple[dict[str, Any], ...] = ({"first_key": "first value"}, {"second_key": "second value"})
 
 
@@ -170,16 +171,20 @@ def _called(count: int) -> list[dict[str, Any]]:
         {"id": _IDS[n], "type": "function", "function": {"name": _NAMES[n], "arguments": _ARGUMENTS[n]}}
         for n in numbers
     ]
-    results = [{"role": "tool", "name": _NAMES[n], "tool_call_id": _IDS[n], "content": "It is so."} for n in numbers]
+    results = [{"role": "tool", "name": _NAMES[n], "tool_call_id": _IDS[n], "content": _RESULT} for n in numbers]
     said = {"role": "assistant", "content": "", "tool_calls": calls}
     return [_user(), said, *results, {"role": "assistant", "content": "So."}, _user()]
 
 
 def _cut(text: str, prompt: str) -> str:
-    """What follows the prompt; where the history begins otherwise, what follows their common beginning.
+    """What follows the prompt's end, which is what stands behind its question; further up both may differ.
 
-    A mark is not cut apart: of `<think>` that a prompt ends with and `<tool_call>` in its place, nothing is common.
+    Templates tell of tools before the last question, or the first one. A mark is not cut apart: of `<think>` that a
+    prompt ends with and `<tool_call>` in its place, nothing is common.
     """
+    asked = str(_user()["content"])
+    if asked in text and asked in prompt:
+        text, prompt = text.partition(asked)[2], prompt.rpartition(asked)[2]
     same = next((place for place, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(prompt))
     begun = re.search(r"[<\[][^<>\[\]\s]*$", text[:same])
     return text[begun.start() if begun else same :]
@@ -206,12 +211,14 @@ def _closing(rest: str, ends: Sequence[str]) -> str | None:
 
 
 def _separator(text: str, middle: str) -> str | None:
-    """What stands between two calls; None where the template writes only one of them."""
+    """What stands between two calls; None where the template writes one only, or their results between them."""
     first = _placed(text, 0)
     if first is None or first[1] != middle:
         return None
     second = _placed(first[2], 1)
-    return second[0] if second is not None and second[1].replace(_IDS[1], _IDS[0]) == middle else None
+    if second is None or _RESULT in second[0] or second[1].replace(_IDS[1], _IDS[0]) != middle:
+        return None
+    return second[0]
 
 
 def _with_mark(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_mark_is_whole_where_a_prompt_ends_with_another(make: Callable[[str], 
     """Templates of models that always think open `<think>`, and a history's turn begins with `<tool_call>`."""
     thinking = template(each(TAGGED.removeprefix(LINE), LINE)).removesuffix("{% endif %}") + "<think>{% endif %}"
     assert form_of(make(thinking)) == FORMS["in tags"]
+
+
+def test_tools_may_be_told_before_the_last_question_alone(make: Callable[[str], BundleTokenizer]) -> None:
+    """Templates of Mistral's models do: then a prompt and a history differ long before the call."""
+    told = "{% if tools and loop.index0 == last.at %}{{ tools | tojson }}{% endif %}"
+    count = "{% for m in messages %}{% if m.role == 'user' %}{% set last.at = loop.index0 %}{% endif %}{% endfor %}"
+    listed = template(f"[CALLS][{each(LISTED, ', ')}]", told="").replace(SAID, told + SAID)
+    mistrals = make("{% set last = namespace(at=-1) %}" + count + listed)
+    assert form_of(mistrals) == FORMS["a list behind a special token"]
+
+
+def test_calls_with_their_results_between_them_are_one_at_once(make: Callable[[str], BundleTokenizer]) -> None:
+    several = make(template(ONLY + each(TAGGED)))
+    assert form_of(several) == replace(FORMS["in tags"], separator=None)
 
 
 def written(form: CallForm, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:

@@ -261,6 +261,18 @@ def test_thoughts_that_a_template_refuses_beside_a_text_and_calls_are_said(make:
     assert make(ONE_TEXT).render_chat(said) == "[]a[]t\n\nb"
 
 
+def test_calls_at_once_that_a_template_refuses_come_one_by_one_before_their_results(make: Make) -> None:
+    """Llama's templates write one call at a time, and the history may be another model's."""
+    single = "{% if m.tool_calls|length > 1 %}{{ raise_exception('one at once') }}{% endif %}"
+    calls = "{% for c in m.tool_calls %}<{{ c.id }}>{% endfor %}"
+    each = make(f"{{% for m in messages %}}{single}{calls}{{{{ m.content }}}};{{% endfor %}}")
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": name} for name in "abc"]}
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "bca"]
+    assert each.render_chat([said, *results, {"role": "user", "content": "So?"}]) == "<a>I look.;a;<b>;b;<c>;c;So?;"
+    unnamed = [{"role": "tool", "content": name} for name in "123"]
+    assert each.render_chat([said, *unnamed]) == "<a>I look.;1;<b>;2;<c>;3;"
+
+
 def test_what_parts_say_does_not_decide(make: Make) -> None:
     tokenizer = make("{% for p in messages[0].content %}{{ p.text | trim }};{% endfor %}")
     for text in ("", " ", "'text': 'x'", "same", 'a "quote"'):
