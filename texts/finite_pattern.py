@@ -12,7 +12,7 @@ anchors. Does not own: what a pattern means, which is llguidance's; a pattern th
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import isqrt
@@ -37,9 +37,26 @@ class _UnreadableError(Exception):
     """Not a pattern as it is read here."""
 
 
-def any_text(most: int) -> str:
-    """The pattern of any text that is not empty."""
-    return f"^(?s:.){{1,{most}}}$"
+def any_text(most: int, names: Iterable[str] = ()) -> str:
+    r"""The pattern of any text that is not empty, and none of these names.
+
+    >>> any_text(64), any_text(3, ["ab"])
+    ('^(?s:.){1,64}$', '^(?:[^\\x{61}](?s:.){0,2}|\\x{61}(?:[^\\x{62}](?s:.){0,1}|\\x{62}(?s:.){1,1})?)$')
+    """
+    return f"^{_unlike({'', *(name for name in names if len(name) <= most)}, most)}$"
+
+
+def _unlike(names: Set[str], most: int) -> str:
+    """A pattern of texts of so many characters that are none of these names."""
+    rests: dict[str, set[str]] = {}
+    for name in filter(None, names):
+        rests.setdefault(name[0], set()).add(name[1:])
+    if not rests:
+        return f"(?s:.){{1,{most}}}"
+    codes = {first: f"\\x{{{ord(first):x}}}" for first in rests}
+    found = [f"[^{''.join(codes.values())}](?s:.){{0,{most - 1}}}"]
+    found += [codes[first] + _unlike(rest, most - 1) for first, rest in rests.items() if most > 1]
+    return f"(?:{'|'.join(found)}){'' if '' in names else '?'}"
 
 
 def finite_pattern(pattern: str, most: int) -> str:

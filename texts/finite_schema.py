@@ -158,33 +158,34 @@ class _Expander:
         read |= {name: True for name in unnamed if name not in read}
         ordered = sorted(read, key=lambda name: name not in needed)
         named = {name: read[name] for name in ordered if read[name] is not None}
-        return {"type": "object", "properties": named} | self._others_of(schema, named, needed, room)
+        never: Schema = {name: False for name in ordered if read[name] is None}
+        return {"type": "object", "properties": named} | self._others_of(schema, named, never, needed, room)
 
-    def _others_of(self, schema: Schema, named: Mapping[str, Any], needed: list[str], room: int) -> Schema:
-        """What may stand beside the named properties: nothing, or a bounded number of keys of bounded length."""
+    def _others_of(self, schema: Schema, named: Schema, never: Schema, needed: list[str], room: int) -> Schema:
+        """What may stand beside named properties, and those that never come: a bounded number of keys, or nothing."""
         patterns, more = schema.get("patternProperties"), schema.get("additionalProperties", False)
         count = _count(schema, "minProperties", "maxProperties", room)
         share = _share(room, count)
         length = min(max(share, LEAST_ROOM), KEY_LENGTH)
+        other = any_text(length, [name for name in needed if named.get(name, True) is not True])
         if is_map(patterns) and patterns:
             values = {
-                finite_pattern(pattern, length) if self._is_strict or is_read(pattern) else any_text(length): self.at(
-                    value, share
-                )
+                finite_pattern(pattern, length) if self._is_strict or is_read(pattern) else other: self.at(value, share)
                 for pattern, value in patterns.items()
             }
         else:
             value = None if more is False else self.at(more, share)
-            values = {} if value is None else {any_text(length): value}
+            values = {} if value is None else {other: value}
         closed: Schema = {"additionalProperties": False}
         if not (values := {pattern: value for pattern, value in values.items() if value is not None}):
             return closed
         optional = [name for name in named if name not in needed]
         limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", len(needed) + count)}
         if not optional:
-            return closed | limits
+            return closed | limits | {"properties": {**named, **never}}
         # llguidance counts further keys only where all named ones are required: these, or those, or no object.
-        alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
+        alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False), **never}}
+        alone["required"] = needed
         both = {"type": "object", "properties": dict(named), "required": needed}
         others = [name for name in _types(schema) if name != "object"]
         branches = [both | closed, alone | closed | limits, *([{"type": others}] if others else [])]
