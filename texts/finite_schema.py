@@ -38,6 +38,7 @@ from mirrorsd.texts.followed_words import (
     REFUSED,
     Schema,
     followed,
+    is_followed,
     is_map,
     is_read,
     says,
@@ -51,7 +52,7 @@ _OVERLAP = 'an object may fit two branches of oneOf; use anyOf, or allow both: "
 Names = frozenset[str]
 
 
-def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
+def finite_schema(schema: Any, context: int, *, is_strict: bool = True, is_apart: bool = True) -> Any:
     """The schema with closed objects, and with bounds where it has none; what is no schema is returned as it is.
 
     Objects that name properties and do not say `additionalProperties` have no others. Required ones come first.
@@ -60,6 +61,7 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
         schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
         context: most tokens of the model.
         is_strict: whether words that llguidance cannot hold a text to are kept for it to refuse, and `oneOf` is one.
+        is_apart: whether further keys are other ones than those that are required, as far as llguidance takes that.
 
     Raises:
         ConfigError: no value that ends fits the schema, its definitions are no object, or its numbers are too large.
@@ -72,21 +74,25 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True) -> Any:
     room = even(context // 2)
     given = schema["x-guidance"] if isinstance(schema, dict) and is_map(schema.get("x-guidance")) else {}
     options = given if is_strict else {"coerce_one_of": True, **given}
-    expander = _Expander(schema, room, is_strict=is_strict, is_any_of=bool(options.get("coerce_one_of")))
+    is_any_of = bool(options.get("coerce_one_of"))
+    expander = _Expander(schema, room, is_strict=is_strict, is_any_of=is_any_of, is_apart=is_apart)
     found = expander.at(schema, room)
     if found is None:
         raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
     if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
         options = {**options, "whitespace_pattern": WHITESPACE}
     definitions = {"$defs": expander.definitions} if expander.definitions else {}
-    return {**found, **definitions, "x-guidance": options}
+    whole = {**found, **definitions, "x-guidance": options}
+    is_fine = not expander.has_taken or is_followed(whole)
+    return whole if is_fine else finite_schema(schema, context, is_strict=is_strict, is_apart=False)
 
 
 class _Expander:
     """Walks a schema. A definition is written once for each room that it is used in; within itself it has less."""
 
-    def __init__(self, root: Any, room: int, *, is_strict: bool, is_any_of: bool) -> None:
+    def __init__(self, root: Any, room: int, *, is_strict: bool, is_any_of: bool, is_apart: bool) -> None:
         self.definitions: dict[str, Any] = {}
+        self.has_taken, self._is_apart = False, is_apart
         self._root, self._room, self._is_strict = root, room, is_strict
         self._is_any_of = is_any_of
         self._written: dict[tuple[str, int, Names], str | None] = {}
@@ -156,18 +162,21 @@ class _Expander:
         if any(read[name] is None for name in needed if name in read):
             return None
         read |= {name: True for name in unnamed if name not in read}
-        ordered = sorted(read, key=lambda name: name not in needed)
-        named = {name: read[name] for name in ordered if read[name] is not None}
-        never: Schema = {name: False for name in ordered if read[name] is None}
-        return {"type": "object", "properties": named} | self._others_of(schema, named, never, needed, room)
+        read = {name: read[name] for name in sorted(read, key=lambda name: name not in needed)}
+        named = {name: value for name, value in read.items() if value is not None}
+        is_alone = not others and not {*schema} & {"$ref", *IN_PLACE}  # siblings' further keys have the same pattern
+        taken = [name for name in needed if self._is_apart and is_alone and name in named]
+        return {"type": "object", "properties": named} | self._others_of(schema, read, needed, taken, room)
 
-    def _others_of(self, schema: Schema, named: Schema, never: Schema, needed: list[str], room: int) -> Schema:
-        """What may stand beside named properties, and those that never come: a bounded number of keys, or nothing."""
+    def _others_of(self, schema: Schema, read: Schema, needed: list[str], taken: Sequence[str], room: int) -> Schema:
+        """What may stand beside the properties that were read: nothing, or some keys of bounded length, none taken."""
         patterns, more = schema.get("patternProperties"), schema.get("additionalProperties", False)
         count = _count(schema, "minProperties", "maxProperties", room)
         share = _share(room, count)
         length = min(max(share, LEAST_ROOM), KEY_LENGTH)
-        other = any_text(length, [name for name in needed if named.get(name, True) is not True])
+        other = any_text(length, taken)
+        named = {name: value for name, value in read.items() if value is not None}
+        never = {name: False for name, value in read.items() if value is None}
         if is_map(patterns) and patterns:
             values = {
                 finite_pattern(pattern, length) if self._is_strict or is_read(pattern) else other: self.at(value, share)
@@ -179,6 +188,7 @@ class _Expander:
         closed: Schema = {"additionalProperties": False}
         if not (values := {pattern: value for pattern, value in values.items() if value is not None}):
             return closed
+        self.has_taken = self.has_taken or bool(taken)
         optional = [name for name in named if name not in needed]
         limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", len(needed) + count)}
         if not optional:

@@ -100,11 +100,16 @@ def is_read(pattern: str) -> bool:
     >>> is_read("^(?!a)b"), is_read("[(]?=b")
     (False, True)
     """
+    return is_followed({"pattern": pattern})
+
+
+def is_followed(schema: Any) -> bool:
+    """Whether llguidance can hold a text to a schema."""
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:  # nobody will be held to it
         return True
-    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps({"pattern": pattern})))
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
 
 
 def _is_unsaid(word: str, value: Any) -> bool:

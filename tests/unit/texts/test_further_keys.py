@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from schema_texts import compiler, is_allowed
+from schema_texts import END, VOCAB, compiler, is_allowed
 
 from mirrorsd.texts.constraint import ConstraintCompiler
 
@@ -47,3 +47,11 @@ def test_a_property_that_has_no_room_left_is_no_further_key(compiler: Constraint
     deepest = max(depth for depth in range(10) if is_allowed(compiler, schema, within(depth, {"v": "x"})))
     assert deepest > 1
     assert not is_allowed(compiler, schema, within(deepest + 1, "x"))
+
+
+def test_objects_that_hold_together_are_taken_as_ever(compiler: ConstraintCompiler) -> None:
+    """llguidance takes further keys of two objects by one pattern alone."""
+    compiler = ConstraintCompiler(compiler._tokenizer, VOCAB, (END,), 4096)
+    schema = {"allOf": [True, named(TEXT, additionalProperties=True)]}
+    assert is_allowed(compiler, schema, {"a": "x"}) and is_allowed(compiler, schema, {"a": "x", "b": "y"})
+    assert not is_allowed(compiler, schema, {"a": 1})
