@@ -16,7 +16,7 @@ from uuid import uuid4
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.answers.call_grammar import answer_in_channels, call_grammar, pattern_of
 from mirrorsd.server.answers.settings_of import Settings, check_schema
-from mirrorsd.server.bundles.call_forms import CallForm, Speech, told_plainly
+from mirrorsd.server.bundles.call_forms import ID_MARK, CallForm, Speech, told_plainly
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
@@ -74,7 +74,9 @@ class CallReader(Reader):
         self._ids = (derived_name(name or uuid4().hex, number)[:ID_LENGTH] for number in count())
         self._hidden = re.compile("|".join(map(re.escape, specials)) or "(?!)")
         self._name = re.compile(_NAME + pattern_of(form.middle))
-        self._ends = [re.compile(pattern_of(text)) for text in (form.separator, form.closing) if text is not None]
+        ends = [text for text in (form.separator, form.closing) if text is not None]
+        self._ends = [re.compile(pattern_of(text)) for text in ends]
+        self._longest = max(len(text) + ID_LENGTH * text.count(ID_MARK) for text in ends)
         self._held, self._begun = "", ""
         self._is_call = self._has_shown = self._has_called = False
 
@@ -82,7 +84,9 @@ class CallReader(Reader):
         """Text up to where a call has begun or may begin, and the calls that have ended."""
         self._held += text
         shown = "" if self._is_call else self._before_call()
-        return Read(shown, self._calls() if self._is_call else ())
+        place = max(0, len(self._held) - len(text) - self._longest)
+        may_end = self._is_call and any(pattern.search(self._held, place) for pattern in self._ends)
+        return Read(shown, self._calls() if may_end else ())
 
     def finish(self) -> Read:
         """What is left: text, or the beginning of a call."""

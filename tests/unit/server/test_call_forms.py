@@ -149,6 +149,21 @@ def test_calls_are_found_wherever_the_text_is_cut(form: CallForm, size: int) -> 
     assert (ID_MARK in form.closing) == (ids[0] == "abc123XYZ")
 
 
+def test_a_long_call_is_parsed_only_where_it_may_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every token it would take time with the square of its length, and that of the thread that serves all."""
+    parsed, parse = list[int](), json.JSONDecoder.raw_decode
+
+    def counted(decoder: json.JSONDecoder, text: str, place: int = 0, **named: int) -> Any:
+        parsed.append(1)
+        return parse(decoder, text, named.get("idx", place))
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    long = [("look", {"at": "line\n" * 200, "rows": [{"n": number} for number in range(50)]})]
+    for form in (OWN, FORMS["a list behind a special token"], FORMS["fenced between special tokens"]):
+        assert read_all(CallReader(form), written(form, long), 1)[:2] == ("", long)
+    assert len(parsed) == 2 * 3  # by the reader, and by this test
+
+
 @pytest.mark.parametrize("text", ["a < b", "<tool", '<tool_call>\n{"name": "look", "argu', "</tool_call>", "so\n\n"])
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_what_is_no_call_stays_text(text: str, size: int) -> None:
