@@ -117,8 +117,9 @@ def _free_start(form: CallForm, speech: Speech, tail: str) -> list[str]:
     rest = f"{_spelled(form.opening[len(marker) :], specials)} {tail}"
     if not marker:
         first = f"FIRST: /(?s:.+)/ & ~/{pattern_of(form.opening, slash=True)}(?s:.*)/"
-        said = "FIRST? (other TEXT?)*" if others else "FIRST?"
-        return [f"start: {said} | {_spelled(form.opening, specials)} {tail}", "TEXT: /(?s:.+)/", first, *other]
+        before, behind = ("other* ", " (other TEXT?)*") if others else ("", "")  # Llama's mark a call, or nothing
+        called = f"{before}{_spelled(form.opening, specials)} {tail}"
+        return [f"start: {before}(FIRST{behind})? | {called}", "TEXT: /(?s:.+)/", first, *other]
     if marker in specials:
         return [f"start: {lead} TEXT? (<[{specials[marker]}]> {rest})?", "TEXT: /(?s:.+)/", *other]
     begun = [f"begun[lazy]: ANY {json.dumps(marker, ensure_ascii=False)}", "ANY: /(?s:.*)/"]

@@ -232,6 +232,16 @@ def test_a_call_that_has_begun_has_a_name_and_its_schema(speak: Any, form: CallF
     assert not is_allowed(speak, form, written(form, [call]), choice="required")
 
 
+@pytest.mark.parametrize("form", [*FORMS.values(), OWN], ids=[*FORMS, "ours"])
+@pytest.mark.parametrize("marks", ["<|sep|>", "<|sep|><|/call|>"])
+def test_a_call_behind_special_tokens_is_held_to_its_tool(speak: Any, form: CallForm, marks: str) -> None:
+    """Llama's models write `<|python_tag|>` before some: it is not shown, so that a call behind it is read as one."""
+    assert is_allowed(speak, form, marks + written(form, CALLS[:1]))
+    assert not is_allowed(speak, form, marks + written(form, [("other", {})]))
+    for text in (marks, f"{marks}Words", f"Words{marks}", f"Words {marks} and words", f"{marks}{{"):
+        assert is_allowed(speak, form, text)
+
+
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "required": []}])
 def test_a_tool_without_named_parameters_takes_none_but_one_of_them_may_be_any_object(
     speak: Any, parameters: Any
