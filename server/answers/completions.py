@@ -82,7 +82,7 @@ async def _whole(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) -
         for job in jobs
         for choice in job.choices
     ]
-    await exchange.json({**head, "choices": choices, "usage": _all_usage(jobs), **await jobs[0].figures()})
+    await exchange.json({**head, "choices": choices, "usage": _all_usage(jobs), **await jobs[0].figures(jobs)})
 
 
 async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) -> None:
@@ -98,7 +98,7 @@ async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) 
                     await ping(exchange)
                 if delta is not None:
                     if not delta.is_sent:
-                        await _send(exchange, job, head, delta)
+                        await _send(exchange, jobs, job, head, delta)
                     await job.mark(delta)
     if body.wants_usage:
         await exchange.event({**head, "choices": [], "usage": _all_usage(jobs)})
@@ -106,11 +106,11 @@ async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) 
     await exchange.end_stream()
 
 
-async def _send(exchange: Exchange, job: Job, head: dict[str, Any], delta: Delta) -> None:
+async def _send(exchange: Exchange, jobs: list[Job], job: Job, head: dict[str, Any], delta: Delta) -> None:
     choice = job.choices[delta.choice - job.first_index]
     reason = choice.finish_reason if delta.is_last else None
-    is_end = delta.is_last and len(job.results) == len(job.choices)
-    more = {**job.extras(delta), **(await job.figures() if is_end else {})}
+    is_end = delta.is_last and all(len(one.results) == len(one.choices) for one in jobs)
+    more = {**job.extras(delta), **(await job.figures(jobs) if is_end else {})}
     if delta.text or delta.tokens or reason or more:
         said = _choice(job, delta.choice, delta.text, list(delta.tokens), reason)
         await exchange.event({**head, "choices": [said], **more})

@@ -166,10 +166,11 @@ class Job:
         elif not is_opening:
             await ping(self.exchange)
 
-    async def figures(self) -> dict[str, Any]:
-        """`timings` and `mirror` of the answer."""
+    async def figures(self, jobs: Sequence["Job"] = ()) -> dict[str, Any]:
+        """`timings` and `mirror` of the answer, which these jobs have a part in each, or this one alone."""
         speed = self.bundle.plain_tokens_per_second(self.settings)
-        return {"timings": figures.timings(self.results), "mirror": figures.mirror(self.results, speed)}
+        results = [result for job in jobs or [self] for result in job.results]
+        return {"timings": figures.timings(results), "mirror": figures.mirror(results, speed)}
 
     def extras(self, delta: Delta) -> dict[str, Any]:
         """What a chunk says beside its text, where it was asked for."""

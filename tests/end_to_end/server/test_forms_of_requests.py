@@ -173,6 +173,19 @@ def test_as_many_prompts_as_a_client_sends_at_once(serving: Running) -> None:
     assert len(json.loads(answer.split(b"\r\n\r\n", 1)[1])["choices"]) == 20
 
 
+def test_what_several_prompts_took_is_told_once_and_of_all(serving: Running) -> None:
+    body = {"model": "tiny", "prompt": ["fox", "The old heron"], "max_tokens": 3, "n": 2, "seed": 1, "ignore_eos": True}
+    whole = json.loads(
+        raw(serving, post(serving, "/v1/completions", json.dumps(body).encode())).split(b"\r\n\r\n", 1)[1]
+    )
+    streamed = raw(serving, post(serving, "/v1/completions", json.dumps(body | {"stream": True}).encode()))
+    events = [json.loads(line[6:]) for line in streamed.decode().splitlines() if line.startswith('data: {"id"')]
+    told = [event for event in events if "timings" in event]
+    assert told == events[-1:]
+    for answer in (whole, *told):
+        assert answer["timings"]["predicted_n"] == 2 * 2 * 3 and len(answer["mirror"]["seeds"]) == 4
+
+
 def test_the_tool_is_named_whose_schema_cannot_be_taken(serving: Running) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     tools = [TOOLS[0], {"type": "function", "function": {"name": "other", "parameters": bad, "strict": True}}]
