@@ -216,11 +216,14 @@ class ToolPlan:
         return [dict(message) for message in messages], self.tools
 
     def settings_of(self, settings: Settings) -> Settings:
-        """The request's fields of `GenerationConfig`; the grammar takes the place of a schema, which is in it."""
+        """The request's fields of `GenerationConfig`; the grammar takes the place of a schema, which is in it.
+
+        Calls are found in a text that has special tokens where the form has some, and none elsewhere.
+        """
         if self.grammar is None:
             return settings
-        found = {name: value for name, value in settings.items() if name != "json_schema"} | {"grammar": self.grammar}
-        return found | ({"skip_special_tokens": False} if self.specials else {})
+        found = {name: settings[name] for name in settings if name not in ("json_schema", "skip_special_tokens")}
+        return found | {"grammar": self.grammar} | ({"skip_special_tokens": False} if self.specials else {})
 
 
 def check_wish(wish: Wish, limits: Limits) -> None:
