@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from math import isqrt
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.texts.finite_pattern import any_text, finite_pattern
@@ -41,6 +40,7 @@ from mirrorsd.texts.followed_words import (
     is_followed,
     is_map,
     is_read,
+    pointed,
     says,
 )
 
@@ -48,6 +48,8 @@ KEY_LENGTH = 64
 """Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
+_MOST_PARTS = 50_000
+"""Of a schema with its definitions written out for each place: it takes a second or two, and more would take hours."""
 _OVERLAP = 'an object may fit two branches of oneOf; use anyOf, or allow both: "x-guidance": {"coerce_one_of": true}.'
 Names = frozenset[str]
 
@@ -76,7 +78,12 @@ def finite_schema(schema: Any, context: int, *, is_strict: bool = True, is_apart
     options = given if is_strict else {"coerce_one_of": True, **given}
     is_any_of = bool(options.get("coerce_one_of"))
     expander = _Expander(schema, room, is_strict=is_strict, is_any_of=is_any_of, is_apart=is_apart)
-    found = expander.at(schema, room)
+    try:
+        found = expander.at(schema, room)
+    except RecursionError:
+        raise ConfigError(
+            "The JSON schema cannot be taken: its definitions stand within each other too deep."
+        ) from None
     if found is None:
         raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
     if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
@@ -92,7 +99,7 @@ class _Expander:
 
     def __init__(self, root: Any, room: int, *, is_strict: bool, is_any_of: bool, is_apart: bool) -> None:
         self.definitions: dict[str, Any] = {}
-        self.has_taken, self._is_apart = False, is_apart
+        self.has_taken, self._is_apart, self._num_parts = False, is_apart, 0
         self._root, self._room, self._is_strict = root, room, is_strict
         self._is_any_of = is_any_of
         self._written: dict[tuple[str, int, Names], str | None] = {}
@@ -101,6 +108,12 @@ class _Expander:
 
     def at(self, schema: Any, room: int, others: Names = frozenset()) -> Any:
         """The schema within this room, None where nothing fits; `others` are properties that its siblings name."""
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            reason = (
+                "written out for all places that use them, its definitions have too many parts; use them less often"
+            )
+            raise ConfigError(f"The JSON schema cannot be taken: {reason}.")
         if not is_map(schema):
             is_kept = schema is not True and (self._is_strict or isinstance(schema, list | None))
             return None if schema is False else schema if is_kept else self._anything(room)
@@ -132,7 +145,7 @@ class _Expander:
         return {**found, "type": left if len(left) > 1 else left[0]} if left else found
 
     def _points(self, target: Any) -> bool:
-        return _pointed(self._root, target) is not None
+        return pointed(self._root, target) is not None
 
     def _bounded(self, kind: str, schema: Schema, room: int, others: Names) -> Schema | None:
         """The keywords of one type; None where its values have no room."""
@@ -241,7 +254,7 @@ class _Expander:
         return [branch for branch in (self.at(part, room, known) for part in parts) if branch is not None] or None
 
     def _reference(self, target: Any, room: int, others: Names) -> str | None:
-        schema = _pointed(self._root, target)
+        schema = pointed(self._root, target)
         if schema is None:
             return str(target)  # llguidance says what it lacks
         if (target, room) in self._within:
@@ -294,7 +307,7 @@ class _Expander:
             target = part.get("$ref")
             if isinstance(target, str) and target not in seen:
                 seen.add(target)
-                parts.append(_pointed(self._root, target))
+                parts.append(pointed(self._root, target))
         return found
 
     def _check_one_of(self, branches: list[Any], known: Names) -> None:
@@ -380,19 +393,3 @@ def _grows(schema: Any) -> bool:
     if "const" in schema or "enum" in schema:
         return False
     return bool({*_types(schema)} & {"array", "object", "string"} | {*schema} & {*OWN_VALUES, *REFUSED})
-
-
-def _pointed(root: Any, target: Any) -> Any:
-    """What a reference like `#/$defs/city` points at; None where it points elsewhere or at nothing."""
-    if not isinstance(target, str) or not target.startswith("#"):
-        return None
-    found = root
-    for step in filter(None, target[1:].split("/")):
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if is_map(found) and name in found:
-            found = found[name]
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from mirrorsd.texts.finite_values import is_exact
 
@@ -91,6 +92,22 @@ def unfollowed_words(schema: Any) -> list[str]:
                 is_left_out = says(word) and not _is_unsaid(word, value) and not _is_never(word, value)
                 found |= {word: None} if is_left_out and not _can_follow(word, value, lambda _: True) else {}
     return list(found)
+
+
+def pointed(root: Any, target: Any) -> Any:
+    """What a reference like `#/$defs/city` points at; None where it points elsewhere or at nothing."""
+    if not isinstance(target, str) or not target.startswith("#"):
+        return None
+    found = root
+    for step in filter(None, target[1:].split("/")):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if is_map(found) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
 
 
 @lru_cache
