@@ -94,7 +94,7 @@ def read_form(render: Render, ends: Sequence[str]) -> CallForm:
         return OWN
     opening, middle, rest = found[0].lstrip(), found[1], found[2]
     closing = _closing(rest, ends)
-    if not opening or closing is None:
+    if not opening or closing is None or _RESULT in closing:  # whose turn ends behind the results alone
         return OWN
     try:
         separator = _separator(_cut(render(_called(2), tools, False), prompt), middle)

@@ -46,6 +46,7 @@ TEMPLATES = {
     "JSON alone": template(ONLY + each(f'{{"name": "{NAME}", "parameters": {GIVEN}}}')),
     "fenced between special tokens": template(f"<|calls|>{each(FENCED, LINE)}<|/calls|>"),
     "parameters as elements": template(each(SPELLED)),
+    "no end before the results": template(each(TAGGED)).replace(END, f"{{% if not m.tool_calls %}}{END}{{% endif %}}"),
     "tools are not told": template(each(TAGGED), told=""),
     "tools are refused": "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + template(""),
 }
