@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import zip_longest
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 from starlette.applications import Starlette
@@ -23,9 +23,9 @@ from starlette.types import Receive, Scope, Send
 from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.addresses import address_at, servers_of
-from mirrorsd.server.transport.exchange import PING, UNKNOWN_FIELDS, ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.exchange import DONE, PING, UNKNOWN_FIELDS, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import guarded
-from mirrorsd.server.transport.resuming import FRAME_END, HEADER, continued, frames_of, passed_back, read_mark
+from mirrorsd.server.transport.resuming import FRAME_END, HEADER, Refusal, continued, frames_of, passed_back, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
 _OWN_HEADERS = frozenset(
@@ -36,30 +36,12 @@ _OWN_HEADERS = frozenset(
 _PASSED_BACK = ("content-type", "retry-after", "x-should-retry", "www-authenticate", "location", UNKNOWN_FIELDS)
 _JSON = {"content-type": "application/json"}
 _OF_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
-_OF_ANSWERS = (*_PASSED_BACK, *_OF_PAGES, "cross-origin-opener-policy", "cross-origin-resource-policy")
+_OF_ANSWERS = (*_PASSED_BACK, *_OF_PAGES, "allow", "cross-origin-opener-policy", "cross-origin-resource-policy")
 _ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
 """Answers of one server that may be otherwise at another."""
 _MOST_DIFFERENT = 8
 """Servers in a row that cannot go on with a text, behind a balancer that names none of them."""
 _LONGEST_PAUSE_S = 2.0
-
-
-class Refusal(NamedTuple):
-    """Why a server has not answered a request to its end."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str]
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """Its `error`; empty where it is none of ours."""
-        try:
-            found = json.loads(self.body)
-        except ValueError:
-            return {}
-        error = found.get("error") if isinstance(found, dict) else None
-        return error if isinstance(error, dict) else {}
 
 
 class Passage:
@@ -85,8 +67,8 @@ class Passage:
         """Whether a text is asked for, which is worth waiting for a server that is coming."""
         return self.exchange.request.method == "POST"
 
-    def request(self, client: httpx2.AsyncClient, server: httpx2.URL) -> httpx2.Request:
-        """What to ask a server now."""
+    def request(self, server: httpx2.URL) -> httpx2.Request:
+        """What to ask a server now: with the client's own headers, and no cookie that an answer to another one set."""
         scope = self.exchange.request.scope
         headers = [
             (name, value)
@@ -95,7 +77,7 @@ class Passage:
         ]
         own = [(HEADER.encode(), json.dumps(self._known).encode()), (b"accept-encoding", b"identity")]
         url = address_at(server, scope)
-        return client.build_request(scope["method"], url, headers=[*headers, *own], content=self._content())
+        return httpx2.Request(scope["method"], url, headers=[*headers, *own], content=self._content())
 
     def _content(self) -> bytes:
         """The client's body, and behind an answer's beginning what it goes on from."""
@@ -107,7 +89,7 @@ class Passage:
             body["continue_from"] = [[*first, *ids] for first, ids in zip_longest(brought, self._ids, fillvalue=())]
         if self._seed is not None:
             body["seed"] = self._seed
-        return json.dumps(body).encode()
+        return json.dumps(body, ensure_ascii=False).encode()  # which may be no longer than a server takes
 
     async def pass_whole(self, answer: httpx2.Response) -> None:
         """Pass on an answer that is no text."""
@@ -148,6 +130,13 @@ class Passage:
                 held = []
                 if is_done:
                     return await self._finish(answer)
+        if held and held[-1] + FRAME_END == DONE:
+            _log.error("%s: its text is whole and has no comments for a front", answer.url.netloc.decode())
+            message = (
+                "A text came without the comments that a front needs. Give it servers of mirrorsd, none older than "
+            )
+            message += "it is; what stands between them must leave comments in streams."
+            raise ApiError(502, message, code="no_comments")
         return False
 
     async def _hold(self, held: list[bytes], frame: bytes, answer: httpx2.Response) -> None:
@@ -182,7 +171,8 @@ class Passage:
 
     async def _end_with(self, status: int, held: list[bytes], told: Mapping[str, str]) -> bool:
         """A server has ended the text with an error: another one may do better, unless the request is to blame."""
-        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", _JSON | passed_back(told, _PASSED_BACK))
+        headers = passed_back({name.lower(): value for name, value in told.items()}, _PASSED_BACK)
+        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", _JSON | headers)
         if status in _ANOTHER_MAY:
             return False
         await self.fail()
@@ -198,7 +188,8 @@ class Passage:
             await self.exchange.fail(ApiError(503, message, code="text_not_continued"))
         elif self.is_begun or self.exchange.is_stream or (not refusal.body and refusal.status != 204):
             message = error.get("message", "No server answers: none could be reached, or each broke off.")
-            await self.exchange.fail(ApiError(refusal.status, message, code=error.get("code", "no_server")))
+            code, param = error.get("code", "no_server"), error.get("param")
+            await self.exchange.fail(ApiError(refusal.status, message, param=param, code=code))
         else:
             await self.exchange.whole(refusal.body, refusal.headers, refusal.status)
 
@@ -301,11 +292,16 @@ class Front:
             statuses = []
             for number in range(len(self.servers)):
                 place = (self._first + number) % len(self.servers)
+                said, passage.refusal = passage.refusal, None
                 if await self._is_answered(passage, self.servers[place]):
                     if passage.exchange.status == 200:  # who refuses a request is not asked first from then on
                         self._first = place
                     return
                 statuses.append(passage.refusal.status if passage.refusal else 0)
+                if said is not None and said.status >= 400:
+                    passage.refusal = (
+                        passage.refusal or said
+                    )  # who says nothing does not take back what another one said
                 num_different += statuses[-1] == 409
                 if passage.num_steps > num_steps:
                     until, num_steps, num_different, pause_s = self._until(), passage.num_steps, 0, 0.05
@@ -321,10 +317,8 @@ class Front:
 
     async def _is_answered(self, passage: Passage, server: httpx2.URL) -> bool:
         """Whether a server has answered to the end, with what stands before it."""
-        client = self._opened()
-        passage.refusal = None
         try:
-            answer = await client.send(passage.request(client, server), stream=True)
+            answer = await self._opened().send(passage.request(server), stream=True)
             try:
                 is_whole = await self._is_passed_on(passage, answer)
             finally:
@@ -334,7 +328,8 @@ class Front:
                 _log.warning("%s: %s", server, why, extra={"facts": {"request": passage.exchange.id}})
             return is_whole
         except httpx2.TransportError as error:
-            _log.warning("%s: %s", server, type(error).__name__, extra={"facts": {"request": passage.exchange.id}})
+            why = f"{type(error).__name__} {error}".strip()
+            _log.warning("%s: %s", server, why, extra={"facts": {"request": passage.exchange.id}})
             return False
 
     async def _is_passed_on(self, passage: Passage, answer: httpx2.Response) -> bool:

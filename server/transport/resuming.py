@@ -8,7 +8,7 @@ else ignores comments. Where the stream breaks off, the front asks another serve
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,6 +43,24 @@ class Resumption(BaseModel):
     def is_begun(self) -> bool:
         """Whether something was sent already."""
         return self.id is not None
+
+
+class Refusal(NamedTuple):
+    """Why a server has not answered a request to its end."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """Its `error`; empty where it is none of ours."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        error = found.get("error") if isinstance(found, dict) else None
+        return error if isinstance(error, dict) else {}
 
 
 def read_resumption(text: str | None) -> Resumption | None:

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,33 +14,88 @@ import pytest
 
 from mirrorsd.server import Limits, Running
 from mirrorsd.server.answers import job
-from mirrorsd.server.front import Passage
+from mirrorsd.server.front import Passage, servers_of
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.tests.end_to_end.server.serving_here import get, post, raw, served, status_of
-from mirrorsd.tests.end_to_end.server.test_front import front_of
+from mirrorsd.tests.end_to_end.server.test_front import free_port, front_of
 
 
-def test_a_balancer_behind_a_front_compresses_nothing() -> None:
-    """Frames are read as they come: a stream in gzip would have none, and be asked for again and again."""
-    asked: list[bytes] = []
+@contextmanager
+def answering(head: dict[str, str], body: bytes = b"") -> Iterator[tuple[str, list[Message]]]:
+    """The address of a balancer that gives everybody this answer, and the heads of what it was asked."""
+    asked: list[Message] = []
 
     class Noting(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(str(self.headers["accept-encoding"]).encode())
+            asked.append(self.headers)
             self.send_response(200)
-            self.send_header("content-length", "0")
+            for name, value in head.items():
+                self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Noting) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with front_of([f"http://127.0.0.1:{server.server_port}"]) as front:
-            words = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{front.port}\r\nAccept-Encoding: gzip\r\n"
-            raw(front, f"{words}Connection: close\r\n\r\n".encode())
+        yield f"http://127.0.0.1:{server.server_port}", asked
         server.shutdown()
-    assert asked and set(asked) == {b"identity"}
+
+
+def test_a_balancer_behind_a_front_compresses_nothing() -> None:
+    """Frames are read as they come: a stream in gzip would have none, and be asked for again and again."""
+    with answering({"content-length": "0"}) as (url, asked), front_of([url]) as front:
+        get(front, "/v1/models", "Accept-Encoding: gzip")
+    assert [head["accept-encoding"] for head in asked] == ["identity"]
+
+
+def test_a_cookie_that_one_client_gets_is_sent_for_no_other() -> None:
+    """A balancer that keeps a client at one server by a cookie would have all of them there."""
+    with answering({"content-length": "0", "set-cookie": "server=1; path=/"}) as (url, asked), front_of([url]) as front:
+        get(front, "/v1/models", "Cookie: own=1")
+        get(front, "/v1/models")
+    assert [head["cookie"] for head in asked] == ["own=1", None]
+    assert [head["user-agent"] for head in asked] == [None, None], "nor has a client the front's headers"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_text_without_comments_for_the_front_is_asked_for_once(
+    *, is_stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of other servers, or behind what leaves comments out: it can neither be passed on nor gone on with."""
+    words = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    with answering({"content-type": "text/event-stream"}, words) as (url, asked), front_of([url]) as front:
+        answer = post(front, "/v1/chat/completions", json.dumps({"messages": [], "stream": is_stream}).encode())
+        answer = raw(front, answer)
+    assert status_of(answer) == 502 and b'"no_comments"' in answer and len(asked) == 1
+    assert url.removeprefix("http://") in caplog.text and url.encode() not in answer
+
+
+def test_who_cannot_be_reached_takes_back_nothing_that_another_server_said(
+    serving: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    serving.service.is_closing = True
+    try:
+        for urls in ([serving.url, dead], [dead, serving.url]):
+            with front_of(urls, elsewhere_s=0.1) as front:
+                assert b'{"status": "closing"}' in get(front, "/health")
+                answer = raw(front, post(front, "/tokenize", b'{"content": "fox"}'))
+            assert status_of(answer) == 503 and b'"closing"' in answer and b"retry-after: 5" in answer.lower()
+    finally:
+        serving.service.is_closing = False
+    assert f"{dead}: ConnectError All connection attempts failed" in caplog.text, "the log says why"
+
+
+def test_a_path_with_another_method_names_its_methods_behind_a_front_too(serving: Running) -> None:
+    with front_of([serving.url]) as front:
+        answer = raw(front, post(front, "/v1/models", b"{}"))
+    assert status_of(answer) == 405 and b"allow: get, head\r\n" in answer.lower()
 
 
 def test_the_page_is_as_closed_behind_a_front(serving: Running) -> None:
@@ -57,11 +113,43 @@ def test_what_has_no_effect_is_named_through_a_front(serving: Running, *, is_str
     assert status_of(answer) == 200 and b"x-mirrorsd-unknown-fields: tomorrow\r\n" in answer
 
 
+def passage_of(body: bytes, send: Any = None) -> Passage:
+    scope = {"type": "http", "method": "POST", "raw_path": b"/v1/completions", "query_string": b"", "headers": []}
+    return Passage(Exchange(scope, asyncio.Event().wait, send or asyncio.Event().wait, Limits()), body)  # type: ignore[arg-type]
+
+
+def test_a_body_grows_by_what_was_sent_alone() -> None:
+    """Where a server has taken it, another one must not find it too long."""
+    body = json.dumps({"prompt": 1000 * "\u6c34\U0001f30a"}, ensure_ascii=False).encode()
+    passage = passage_of(body)
+    asyncio.run(passage._take({"id": "cmpl-1", "seed": 7, "choice": 0, "ids": [5, 6]}, [], None))  # type: ignore[arg-type]
+    found = passage.request(*servers_of(["http://127.0.0.1:1"])).content
+    assert json.loads(found) == {**json.loads(body), "seed": 7, "continue_from": [[5, 6]]}
+    assert len(found) < len(body) + 60
+
+
+def test_what_is_refused_behind_a_beginning_names_its_field() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    passage = passage_of(b"{}", send)
+    error = {"error": {"message": "seed: no.", "param": "seed", "code": "invalid_value"}}
+
+    async def refused() -> None:
+        await passage._take({"id": "cmpl-1"}, [], None)  # type: ignore[arg-type]
+        await passage._end_with(400, [b"data: " + json.dumps(error).encode()], {})
+
+    asyncio.run(refused())
+    assert sent[0]["status"] == 400
+    assert json.loads(sent[1]["body"])["error"] == {**error["error"], "type": "invalid_request_error"}
+
+
 def test_why_not_to_ask_again_is_handed_on_though_the_stream_had_begun() -> None:
     """A load that fails behind signs of life: clients would begin it again and again."""
-    exchange = Exchange({"type": "http", "headers": []}, asyncio.Event().wait, asyncio.Event().wait, Limits())  # type: ignore[arg-type]
-    passage = Passage(exchange, b"{}")
-    told = {"x-should-retry": "false", "retry-after": "3", "set-cookie": "a"}
+    passage = passage_of(b"{}")
+    told = {"x-should-retry": "false", "Retry-After": "3", "set-cookie": "a"}
     assert asyncio.run(passage._end_with(503, [b'data: {"error": {"code": "loading"}}'], told)) is False
     assert passage.refusal is not None and passage.refusal.error == {"code": "loading"}
     assert passage.refusal.headers == {
