@@ -46,7 +46,9 @@ def _device_of(pipe: MirrorPipeline) -> str:
 
 
 def _small_files(bundle: Path) -> list[Path]:
-    return [bundle / names.MANIFEST_FILE, *sorted((bundle / names.TOKENIZER_FOLDER).iterdir())]
+    """The manifest and what is read of the tokenizer: folders, and files that are hidden, are the system's own."""
+    found = sorted((bundle / names.TOKENIZER_FOLDER).iterdir())
+    return [bundle / names.MANIFEST_FILE, *(path for path in found if path.is_file() and path.name[0] != ".")]
 
 
 def _digest(path: Path) -> str:

@@ -42,6 +42,14 @@ def test_another_bundle_tokenizer_or_template_changes_it(bundle: Path) -> None:
     assert len(seen) == 4
 
 
+def test_what_the_system_puts_beside_the_tokenizer_does_not(bundle: Path) -> None:
+    """Such as a Mac's `.DS_Store`: a bundle is loaded with it, and a text goes on where there is none."""
+    usual = fingerprint(bundle, pipeline())
+    (bundle / "tokenizer" / ".DS_Store").write_bytes(b"1")
+    (bundle / "tokenizer" / ".sync").mkdir()
+    assert fingerprint(bundle, pipeline()) == usual
+
+
 def test_other_versions_and_another_processor_change_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {fingerprint(bundle, pipeline())}
     monkeypatch.setattr(module.metadata, "version", lambda package: "0")
