@@ -13,8 +13,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from mirrorsd.devices.freed_memory import few_arenas
-from mirrorsd.graphs.errors import ConfigError, MirrorError
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.app import build_app
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.deadlines import LINGER_S, bounded_by
 
@@ -136,7 +137,7 @@ def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -
 
     Raises:
         ConfigError: the address cannot be listened on.
-        MirrorError: what it serves cannot be loaded.
+        Exception: what it serves cannot be loaded; a `MirrorError` as a rule.
     """
     few_arenas()
     with bind(settings) as listening:
@@ -144,7 +145,7 @@ def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -
         tell(url_of(listening))
         server.run([listening])
     failure = app.state.service.failure
-    if isinstance(failure, MirrorError):
+    if isinstance(failure, Exception) and not isinstance(failure, ApiError):  # nor was it told to stop meanwhile
         raise failure
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime import MirrorPipeline
+from mirrorsd.server.app import build_app
 from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.server.running import run
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import Limits, ServerSettings
 
@@ -171,6 +173,13 @@ def test_a_server_takes_requests_though_nothing_is_loaded_any_more(shelf: Any, m
         assert await use(service.shelf, "one") is bundle
 
     asyncio.run(run())
+
+
+def test_whatever_keeps_a_bundle_from_being_loaded_ends_the_command(shelf: Any) -> None:
+    """What is no error of ours, too: the command would end without a word, and as if nothing had failed."""
+    settings = ServerSettings(port=0)
+    with pytest.raises(RuntimeError, match="one has no memory"):
+        run(build_app(shelf.folders, settings), settings, lambda _: None)
 
 
 def test_who_waits_for_a_load_is_counted(shelf: Any) -> None:
