@@ -1,6 +1,7 @@
 """A server that runs: uvicorn with bounded connections, an orderly end, and one in a thread for programs and tests."""
 
 import asyncio
+import os
 import signal
 import socket
 import threading
@@ -104,7 +105,8 @@ def bind(settings: ServerSettings) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name != "nt":  # which would share the address with whoever listens there
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host.strip("[]"), settings.port))
         listening.listen()  # whoever is told of the address may connect at once

@@ -150,7 +150,7 @@ class ServerSettings:
         names |= {name for name in (*LOOPBACK_NAMES, *own) if port in (80, 443)}
         for given in self.allowed_hosts:
             has_port = given.rpartition("]")[2].count(":") == 1
-            names |= {given.lower()} if has_port else {given.lower(), f"{given.lower()}:{port}"}
+            names |= {given.lower()} if has_port else {_bracketed(given), f"{_bracketed(given)}:{port}"}
         return frozenset(names)
 
 

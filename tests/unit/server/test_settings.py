@@ -1,8 +1,12 @@
 """Names by which a server may be addressed, and what settings are refused."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.server import running
 from mirrorsd.server.settings import ServerSettings, is_loopback
 
 KEY = "a-key-of-enough-characters"
@@ -19,6 +23,22 @@ def test_an_address_and_given_names_are_added() -> None:
     names = settings.host_names(8600)
     assert {"192.168.1.5:8600", "box.local", "box.local:8600", "other:99"} <= names
     assert "other:8600" not in names
+
+
+def test_an_address_of_ipv6_is_a_name_with_brackets_or_without() -> None:
+    """As `host` is; a client has them in its header."""
+    names = {"[fd00::1]", "[fd00::1]:8600"}
+    for given in ("FD00::1", "[fd00::1]"):
+        assert names <= ServerSettings(allowed_hosts=(given,)).host_names(8600)
+    assert "[fd00::1]:99" in ServerSettings(allowed_hosts=("[fd00::1]:99",)).host_names(8600)
+
+
+def test_windows_shares_no_port_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the option that lets a server start again at once lets two listen, and requests go to either."""
+    for name, is_shared in (("nt", False), ("posix", True)):
+        monkeypatch.setattr(running, "os", SimpleNamespace(name=name))
+        with running.bind(ServerSettings(port=0)) as listening:
+            assert bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)) == is_shared
 
 
 def test_a_wildcard_adds_no_name() -> None:
