@@ -134,13 +134,14 @@ class Job:
         self.service.metrics.observe_results(self.bundle.name, self.results, self.bundle.pipe.manifest.accepted_length)
 
     async def _read(self, events: AsyncIterator[Started | Part | None]) -> AsyncIterator[Delta | None]:
-        last = self.started
+        last: float | None = None
         try:
             async for event in events:
                 if isinstance(event, Part):
                     yield self.choices[event.number].take(event)
                     now = perf_counter()
-                    self.service.metrics.observe_gap(now - last)
+                    if last is not None:
+                        self.service.metrics.observe_gap(now - last)
                     last = now
                 else:
                     yield None

@@ -74,6 +74,18 @@ def test_metrics_count_what_drafts_saved(tiny_bundle: Path) -> None:
     assert float(found['mirrorsd:requests_total{path="/v1/chat/completions",status="200"}']) == 1
 
 
+def test_what_passes_before_the_first_chunk_is_no_gap_between_two(tiny_bundle: Path) -> None:
+    """A request that waits for a seat, and whose prompt is read, would look like a stream that falters."""
+    with served({"tiny": tiny_bundle}, seats=1) as running:
+        body = {"messages": [{"role": "user", "content": "fox"}], "ignore_eos": True, "method": "plain"}
+        for most in (1, 4):
+            ask(running, CHAT, {**body, "max_tokens": most})
+        _, text = get(running, "/metrics")
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(found["mirrorsd:chunk_gap_seconds_count"]) == 1 + 4, "each text ends with a chunk without tokens"
+    assert float(found["mirrorsd:time_to_first_token_seconds_count"]) == 2
+
+
 def test_text_to_tokens_and_back(serving: Running) -> None:
     tokens = ask(serving, "/tokenize", {"content": "the old heron"})["tokens"]
     assert ask(serving, "/detokenize", {"tokens": tokens})["content"] == "the old heron"
