@@ -180,6 +180,12 @@ async def _telling(exchange: Exchange) -> AsyncIterator[None]:
         if not isinstance(error, ApiError) and api_error(error).status >= 500:
             _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
         await exchange.fail(api_error(error))
+    except ClientDisconnect:
+        raise
+    except Exception:
+        if exchange.is_stream:  # it would break off without a word
+            await exchange.fail(internal_error())
+        raise
 
 
 @contextmanager

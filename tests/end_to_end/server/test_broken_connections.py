@@ -12,6 +12,7 @@ import pytest
 from waiting import LOOK_S, wait_until
 
 from mirrorsd.server import Limits, Running, ServerSettings
+from mirrorsd.server.answers.choices import Choice
 from mirrorsd.server.service import Service
 from mirrorsd.tests.end_to_end.server.serving_here import (
     BODY,
@@ -210,3 +211,18 @@ def test_a_path_says_which_methods_it_has(serving: Running) -> None:
         answer = raw(serving, post(serving, path, b"{}").replace(b"POST ", b"PUT ", 1))
         assert status_of(answer) == 405
         assert b"allow: " + methods + b"\r\n" in answer
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_stream_that_ends_by_a_fault_of_ours_says_so(
+    serving: Running, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """As a kept one does: a client could not tell it from a broken network."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Choice, "take", fail)
+    answer = chat(serving, {"stream": True} | ({"mirror_keep": "a-fault-of-ours-0001"} if is_kept else {}))
+    assert status_of(answer) == 200 and answer.count(b'"internal_error"') == 1 and b"[DONE]" not in answer
+    assert answer.endswith(b"0\r\n\r\n")
