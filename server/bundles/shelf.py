@@ -171,6 +171,7 @@ class Shelf:
                     await self._make_room(name)
                     if self._is_wanted(name):
                         self.loaded[name] = await self._opened(name)
+                        vars(self).pop("longest_context", None)  # its folder was away, or is another one now
                 finally:
                     self._wants_room = None
 

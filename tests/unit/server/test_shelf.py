@@ -11,6 +11,7 @@ import pytest
 
 from mirrorsd.runtime import MirrorPipeline
 from mirrorsd.server.app import build_app
+from mirrorsd.server.bundles import shelf as shelf_module
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.running import run
 from mirrorsd.server.service import Service
@@ -180,6 +181,16 @@ def test_whatever_keeps_a_bundle_from_being_loaded_ends_the_command(shelf: Any) 
     settings = ServerSettings(port=0)
     with pytest.raises(RuntimeError, match="one has no memory"):
         run(build_app(shelf.folders, settings), settings, lambda _: None)
+
+
+def test_a_bundle_that_was_away_at_first_has_its_whole_context(shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = {"one": 512, "two": 0}
+    monkeypatch.setattr(shelf_module, "_context", lambda folder: contexts[folder.name])
+    monkeypatch.setattr(shelf, "_open", lambda name: SimpleNamespace(close=lambda: None))
+    assert shelf.longest_context == 512
+    contexts["two"] = 2048
+    asyncio.run(use(shelf, "two"))
+    assert shelf.longest_context == 2048
 
 
 def test_who_waits_for_a_load_is_counted(shelf: Any) -> None:
