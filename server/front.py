@@ -294,7 +294,10 @@ class Front:
                 place = (self._first + number) % len(self.servers)
                 said, passage.refusal = passage.refusal, None
                 if await self._is_answered(passage, self.servers[place]):
-                    if passage.exchange.status == 200:  # who refuses a request is not asked first from then on
+                    has_no_answer = {200, 204} & {*statuses}  # which is no failure: kept answers are one server's own
+                    if (
+                        passage.exchange.status == 200 and not has_no_answer
+                    ):  # nor is who refuses asked first from now on
                         self._first = place
                     return
                 statuses.append(passage.refusal.status if passage.refusal else 0)

@@ -221,6 +221,7 @@ def test_a_kept_answer_is_found_and_ended_at_whichever_server_has_it(tiny_bundle
         assert b'"cancelled": false' in raw(front, ask.format("DELETE", front.port).encode())
         whole = text_of(frames(raw(second, post(second, CHAT, json.dumps(body | {"mirror_keep": key}).encode()))))
         assert text_of(frames(raw(front, ask.format("GET", front.port).encode()))) == whole
+        assert front.service._first == 0, "the first one has not failed"
         front.service._first = 1
         again = raw(front, post(front, CHAT, json.dumps(body | {"mirror_keep": key}).encode()))
         assert status_of(again) == 409 and b'"in_use"' in again
