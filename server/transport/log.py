@@ -22,10 +22,13 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(*, is_quiet: bool = False) -> None:
-    """Send the server's and uvicorn's logs to stderr; only warnings and errors if it is quiet."""
+    """Send logs of the server and uvicorn, and warnings of others, to stderr; no mere news if it is quiet."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("mirrorsd.server", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING if is_quiet or name != "mirrorsd.server" else logging.INFO)
+    logging.captureWarnings(True)
+    for name in ("mirrorsd", "asyncio", "py.warnings"):  # of the runtime, of a load that nobody waits for any more
+        logging.getLogger(name).handlers = [handler]

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +99,21 @@ def test_a_template_that_runs_for_ever_is_broken_off(serving: Running, monkeypat
         started = time.monotonic()
         assert status_of(chat(serving)) == 400
         assert time.monotonic() - started < 8
+
+
+def test_whatever_is_told_by_others_is_a_line_of_the_log_too() -> None:
+    """A joint pass that fails is a warning of the runtime; a load that fails when its client has left is asyncio's."""
+    code = (
+        "import asyncio, logging, warnings; from mirrorsd.server import log_to_stderr; log_to_stderr(is_quiet=True)\n"
+        "async def fail(): raise RuntimeError('none waits')\n"
+        "async def load(): asyncio.create_task(fail()); await asyncio.sleep(0.01)\n"
+        "asyncio.run(load()); logging.getLogger('mirrorsd').warning('tuned elsewhere')\n"
+        "warnings.warn('seats take turns', RuntimeWarning); logging.getLogger('mirrorsd.server').warning('once')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    for words in ("none waits", "tuned elsewhere", "seats take turns", "once"):
+        assert sum(words in f"{line['message']} {line.get('error')}" for line in lines) == 1
 
 
 def test_no_line_of_the_log_can_be_forged_and_none_has_the_prompt(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,13 @@ from mirrorsd.server.front import Passage, servers_of
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.tests.end_to_end.server.serving_here import get, post, raw, served, status_of
 from mirrorsd.tests.end_to_end.server.test_front import free_port, front_of
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the log says, though a command in this process may have sent it to stderr."""
+    monkeypatch.setattr(logging.getLogger("mirrorsd.server"), "propagate", True)
+    return caplog
 
 
 @contextmanager
@@ -65,7 +73,7 @@ def test_a_cookie_that_one_client_gets_is_sent_for_no_other() -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_text_without_comments_for_the_front_is_asked_for_once(
-    *, is_stream: bool, caplog: pytest.LogCaptureFixture
+    *, is_stream: bool, said: pytest.LogCaptureFixture
 ) -> None:
     """Of other servers, or behind what leaves comments out: it can neither be passed on nor gone on with."""
     words = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
@@ -73,11 +81,11 @@ def test_a_text_without_comments_for_the_front_is_asked_for_once(
         answer = post(front, "/v1/chat/completions", json.dumps({"messages": [], "stream": is_stream}).encode())
         answer = raw(front, answer)
     assert status_of(answer) == 502 and b'"no_comments"' in answer and len(asked) == 1
-    assert url.removeprefix("http://") in caplog.text and url.encode() not in answer
+    assert url.removeprefix("http://") in said.text and url.encode() not in answer
 
 
 def test_who_cannot_be_reached_takes_back_nothing_that_another_server_said(
-    serving: Running, caplog: pytest.LogCaptureFixture
+    serving: Running, said: pytest.LogCaptureFixture
 ) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     serving.service.is_closing = True
@@ -89,7 +97,7 @@ def test_who_cannot_be_reached_takes_back_nothing_that_another_server_said(
             assert status_of(answer) == 503 and b'"closing"' in answer and b"retry-after: 5" in answer.lower()
     finally:
         serving.service.is_closing = False
-    assert f"{dead}: ConnectError All connection attempts failed" in caplog.text, "the log says why"
+    assert f"{dead}: ConnectError All connection attempts failed" in said.text, "the log says why"
 
 
 def test_a_path_with_another_method_names_its_methods_behind_a_front_too(serving: Running) -> None:
