@@ -287,7 +287,7 @@ class Front:
 
     async def _answer(self, passage: Passage) -> None:
         """Ask one server after the other until the answer is whole, or none has brought it on for a while."""
-        until, num_steps, num_different, pause_s = self._until(), 0, 0, 0.05
+        until, num_steps, num_different, pause_s = self._until(), -1, 0, 0.05  # the first attempt is no looking around
         while monotonic() < until:
             statuses = []
             for number in range(len(self.servers)):

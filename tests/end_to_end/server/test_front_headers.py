@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -98,6 +99,32 @@ def test_who_cannot_be_reached_takes_back_nothing_that_another_server_said(
     finally:
         serving.service.is_closing = False
     assert f"{dead}: ConnectError All connection attempts failed" in said.text, "the log says why"
+
+
+def test_who_waited_long_for_a_server_that_dies_still_gets_another_one() -> None:
+    """In its queue, or for its bundle: the front has only then begun to look for one."""
+    times: list[float] = []
+
+    class Dying(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            times.append(monotonic())
+            if len(times) == 1:
+                sleep(0.6)
+            if len(times) < 3:
+                return
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Dying) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with front_of([f"http://127.0.0.1:{server.server_port}"], elsewhere_s=0.5) as front:
+            answer = raw(front, post(front, "/v1/chat/completions", b"{}"))
+        server.shutdown()
+    assert status_of(answer) == 200 and len(times) == 3
 
 
 def test_a_path_with_another_method_names_its_methods_behind_a_front_too(serving: Running) -> None:
