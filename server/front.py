@@ -94,7 +94,8 @@ class Passage:
     async def pass_whole(self, answer: httpx2.Response) -> None:
         """Pass on an answer that is no text."""
         body = await answer.aread()
-        await self.exchange.whole(body, passed_back(answer.headers, _OF_ANSWERS), answer.status_code)
+        names = (*_OF_ANSWERS, "content-length") if answer.request.method == "HEAD" else _OF_ANSWERS
+        await self.exchange.whole(body, passed_back(answer.headers, names), answer.status_code)
 
     async def pass_kept(self, answer: httpx2.Response) -> None:
         """Pass on a stream that nobody can go on with: one that was kept for whoever asks for it.

@@ -142,7 +142,8 @@ class Exchange:
 
     async def whole(self, body: bytes, headers: Mapping[str, str], status: int = 200) -> None:
         """Answer with a body of any type."""
-        await self._start(status, {"content-length": str(len(body)), **headers})
+        length = {} if status in (204, 304) else {"content-length": str(len(body))}  # which have none by HTTP's rules
+        await self._start(status, {**length, **headers})
         await self._send({"type": "http.response.body", "body": body})
 
     async def begin_stream(self, headers: Mapping[str, str] | None = None) -> None:

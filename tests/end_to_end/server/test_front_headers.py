@@ -127,6 +127,22 @@ def test_who_waited_long_for_a_server_that_dies_still_gets_another_one() -> None
     assert status_of(answer) == 200 and len(times) == 3
 
 
+def test_the_length_of_what_has_no_body_is_that_of_http(serving: Running) -> None:
+    """None with 204 and 304; that of the answer to a GET where only its head is asked for."""
+    with front_of([serving.url]) as front:
+        for asked in (serving, front):
+            page = get(asked, "/").split(b"\r\n\r\n")[0].lower()
+            tag = next(line for line in page.split(b"\r\n") if line.startswith(b"etag: "))[6:].decode()
+            for answer in (get(asked, "/v1/answers/mirrored-answer-0009"), get(asked, "/", f"If-None-Match: {tag}")):
+                assert status_of(answer) in (204, 304) and answer.endswith(b"\r\n\r\n")
+                assert b"content-length" not in answer.lower() and b"transfer-encoding" not in answer.lower()
+            head = raw(asked, f"HEAD / HTTP/1.1\r\nHost: 127.0.0.1:{asked.port}\r\nConnection: close\r\n\r\n".encode())
+            lengths = [
+                [line for line in one.split(b"\r\n") if b"content-length" in line] for one in (page, head.lower())
+            ]
+            assert lengths[0] == lengths[1] != []
+
+
 def test_a_path_with_another_method_names_its_methods_behind_a_front_too(serving: Running) -> None:
     with front_of([serving.url]) as front:
         answer = raw(front, post(front, "/v1/models", b"{}"))
