@@ -213,10 +213,13 @@ async def bundle_of(
     is_told = HEADER in exchange.request.headers and not is_heard
     async with AsyncExitStack() as stack:
         async with _pinging(exchange, ping_s if is_heard else None):
+            waiting = asyncio.timeout(ping_s if is_told else None)
             try:
-                async with asyncio.timeout(ping_s if is_told else None):
+                async with waiting:
                     bundle = await stack.enter_async_context(service.shelf.use(model))
             except TimeoutError:
+                if not waiting.expired():
+                    raise
                 raise not_now("loading") from None
         yield bundle
 

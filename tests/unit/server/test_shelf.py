@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime import MirrorPipeline
+from mirrorsd.server.answers.job import bundle_of
 from mirrorsd.server.app import build_app
 from mirrorsd.server.bundles import shelf as shelf_module
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.running import run
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import Limits, ServerSettings
+from mirrorsd.server.transport.exchange import Exchange
 
 
 @pytest.fixture
@@ -191,6 +193,25 @@ def test_a_bundle_that_was_away_at_first_has_its_whole_context(shelf: Any, monke
     contexts["two"] = 2048
     asyncio.run(use(shelf, "two"))
     assert shelf.longest_context == 2048
+
+
+def test_a_load_that_fails_by_a_late_disk_is_no_load_that_goes_on(shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told that the server is loading asks again and again, and nobody learns what failed."""
+
+    def fail(_: str) -> None:
+        raise TimeoutError("the disk is late")
+
+    monkeypatch.setattr(shelf, "_open", fail)
+    service = Service(shelf.folders, shelf._settings)
+    service.shelf = shelf
+    exchange = Exchange({"type": "http", "headers": []}, asyncio.Event().wait, asyncio.Event().wait, Limits())  # type: ignore[arg-type]
+
+    async def ask() -> None:
+        async with bundle_of(service, exchange, "two"):
+            pytest.fail("it is not there")
+
+    with pytest.raises(TimeoutError, match="the disk is late"):
+        asyncio.run(ask())
 
 
 def test_who_waits_for_a_load_is_counted(shelf: Any) -> None:
