@@ -290,7 +290,7 @@ class Front:
         """Ask one server after the other until the answer is whole, or none has brought it on for a while."""
         until, num_steps, num_different, pause_s = self._until(), -1, 0, 0.05  # the first attempt is no looking around
         while monotonic() < until:
-            statuses = []
+            statuses = list[int]()
             for number in range(len(self.servers)):
                 place = (self._first + number) % len(self.servers)
                 said, passage.refusal = passage.refusal, None

@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from mirrorsd.devices.freed_memory import few_arenas
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server.app import build_app
-from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.deadlines import LINGER_S, bounded_by
 
@@ -147,7 +146,7 @@ def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -
         tell(url_of(listening))
         server.run([listening])
     failure = app.state.service.failure
-    if isinstance(failure, Exception) and not isinstance(failure, ApiError):  # nor was it told to stop meanwhile
+    if isinstance(failure, Exception):
         raise failure
 
 

@@ -51,7 +51,8 @@ class Service:
             await self.shelf.load(first)
             self._is_ready = True
         except BaseException as error:
-            self.failure = error
+            if not self.is_closing:
+                self.failure = error
             raise
 
     @property
