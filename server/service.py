@@ -21,6 +21,7 @@ class Service:
         metrics: what it counts.
         failure: why the first bundle could not be loaded.
         is_closing: whether it takes no more requests.
+        is_over: whether those that ran then have had their time.
     """
 
     def __init__(self, folders: Mapping[str, Path], settings: ServerSettings) -> None:
@@ -28,7 +29,7 @@ class Service:
         self.shelf = Shelf(folders, settings)
         self.metrics = Metrics(self._num_running, self._num_waiting)
         self.failure: BaseException | None = None
-        self.is_closing = False
+        self.is_closing = self.is_over = False
         self._is_ready = False
 
     @property
@@ -70,7 +71,11 @@ class Service:
         """Take no more requests; those that run have `grace_s`, then they end within one step."""
         self.is_closing = True
         self.shelf.refuse()
-        asyncio.get_running_loop().call_later(self.settings.grace_s, self.shelf.cancel_all)
+        asyncio.get_running_loop().call_later(self.settings.grace_s, self._end)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.shelf.cancel_all()
 
     async def close(self) -> None:
         """Release all devices."""

@@ -124,6 +124,8 @@ class Job:
     @asynccontextmanager
     async def deltas(self) -> AsyncIterator[AsyncIterator[Delta | None]]:
         """Within it, what comes; first None as soon as the request has been accepted, and None in silence."""
+        if self.service.is_over:  # its prompt was being read meanwhile
+            raise not_now("closing")
         limits = self.service.settings.limits
         cancel = CancelToken()
         deadline = {"deadline_s": limits.request_s, "cancel": cancel}

@@ -1,5 +1,6 @@
 """Clients that go away: their text ends within a step, their seat is free, the next text is right."""
 
+import asyncio
 import json
 import math
 import socket
@@ -7,6 +8,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from waiting import wait_until
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.runtime import CancelToken, MirrorSession
 from mirrorsd.server import Running
-from mirrorsd.tests.end_to_end.server.serving_here import connection, post, raw, served, status_of
+from mirrorsd.server.bundles.loaded import LoadedBundle
+from mirrorsd.tests.end_to_end.server.serving_here import connection, post, raw, received, served, status_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Every morning the fox"}]
@@ -164,3 +167,25 @@ def test_the_official_client_comes_again_when_the_queue_is_full(tiny_bundle: Any
                 wait_until(lambda: 'status="429"' in running.service.metrics.text().decode())
             assert answer.result(30).choices[0].message.content
         assert b'status="429"' in running.service.metrics.text()
+
+
+def test_a_prompt_that_is_read_until_the_grace_is_over_begins_no_text(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would end its text but the server's own end, which breaks connections off without a word."""
+    encode, is_reading = LoadedBundle.encode_chat, threading.Event()
+
+    async def read_on(bundle: LoadedBundle, *what: Any, **ends: bool) -> list[int]:
+        is_reading.set()
+        while not running.service.is_closing:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        return await encode(bundle, *what, **ends)
+
+    monkeypatch.setattr(LoadedBundle, "encode_chat", read_on)
+    with served({"tiny": tiny_bundle}, grace_s=0.1) as running, connection(running) as opened:
+        opened.sendall(post(running, CHAT, json.dumps({**SHORT, "stream": False}).encode()))
+        assert is_reading.wait(30)
+        running.server.should_exit = True
+        answer = received(opened)
+    assert status_of(answer) == 503 and b'"closing"' in answer
