@@ -120,8 +120,11 @@ def passed_back(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, s
 
 async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
-    rest = b""
+    rest = bytearray()
     async for piece in pieces:
-        *frames, rest = (rest + piece).split(FRAME_END)
-        for frame in frames:
-            yield frame
+        looked_at = max(0, len(rest) - 1)  # a long frame is not looked through again at every piece of it
+        rest += piece
+        while (end := rest.find(FRAME_END, looked_at)) >= 0:
+            yield bytes(rest[:end])
+            del rest[: end + len(FRAME_END)]
+            looked_at = 0

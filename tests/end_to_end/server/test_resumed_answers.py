@@ -1,13 +1,16 @@
 """Answers that another server has begun: what a front is told, and what is sent of the rest."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 
 from mirrorsd.server import Running
+from mirrorsd.server.transport.resuming import frames_of
 from mirrorsd.tests.end_to_end.server.serving_here import CHAT, post, raw, served, status_of
 
 SCHEMA = {
@@ -275,3 +278,20 @@ def test_a_header_that_cannot_be_read_is_refused(serving: Running, header: str) 
     if header:
         status, error = refusal(serving, {}, x_mirrorsd_resume=header)
         assert (status, error["code"]) == (400, "invalid_header")
+
+
+def test_a_long_answer_in_one_piece_costs_a_front_no_more_than_its_bytes() -> None:
+    """Twenty tokens with their logarithms at each place: looked through again at every piece, all others would wait."""
+    parts = [b"a\n", b"\nb\n\n\nc\n", b"\n", b"\n\n", 20_000_000 * b"x", b"\n", b"\ntorn"]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for part in parts:
+            for start in range(0, len(part), 1 << 14):
+                yield part[start : start + (1 << 14)]
+
+    async def frames() -> list[bytes]:
+        return [frame async for frame in frames_of(pieces())]
+
+    started = process_time()
+    assert asyncio.run(frames()) == b"".join(parts).split(b"\n\n")[:-1]
+    assert process_time() - started < 3
