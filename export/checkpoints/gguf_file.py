@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 8
+_MADE_BY = 9
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
@@ -300,7 +300,8 @@ def _tensor(file: Path, tensor: Any, names: Mapping[str, str], convert: Any) -> 
 
 def _convert(processor: Any, names: Mapping[str, str], name: str, weights: Array) -> Array:
     """What transformers makes of a tensor's floats: llama.cpp turns the rows of queries and keys, and so on."""
-    made: Array = processor.process(weights=weights, name=name, tensor_key_mapping=names, parsed_parameters={}).weights
+    given = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": {}}}  # where GPT-2's head is put, too
+    made: Array = processor.process(weights=weights, name=name, **given).weights
     return made
 
 

@@ -18,8 +18,11 @@ _POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_lo
 _WIDTHS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attention.key_length": "head_dim",
+    "context_length": "n_positions",
+    "feed_forward_length": "n_inner",
 }
-"""Of experts, by config.json's names; transformers takes its own defaults."""
+"""Of experts, heads and GPT-2, by config.json's names; transformers takes its own defaults."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Of Gemma's scores and logits, with the names of config.json; here too transformers takes its defaults."""
 _YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
@@ -131,13 +134,15 @@ def complete_config(config: Any, file: Path, fields: Mapping[str, Any], tensors:
 
 
 def _complete_sizes(config: Any, given: Mapping[str, Any]) -> None:
-    """Widths of experts and caps, where the config has a place for them."""
+    """Widths, lengths and caps, where the config has a place for them; a padding that is no token is none."""
     for of_file, name in _WIDTHS.items():
         if of_file in given and hasattr(config, name):
             setattr(config, name, int(given[of_file].contents()))
     for name in _CAPS:
         if name in given and hasattr(config, name):
             setattr(config, name, float(given[name].contents()) or None)
+    if (config.pad_token_id or 0) >= config.vocab_size:  # the family's default, in a file of fewer tokens
+        config.pad_token_id = None
 
 
 def _complete_part(config: Any, rope: dict[str, Any], file: Path, turned: Any) -> None:

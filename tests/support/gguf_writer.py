@@ -64,7 +64,7 @@ def write_file(
     sizes = [GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in (kind, mixed, head, output, down) if name]
     width = WIDE if WIDE in sizes else HIDDEN
     _write_sizes(writer, architecture, context, width)
-    _write_tokenizer(writer, pre)
+    write_tokenizer(writer, pre)
     for name, value in (sampling or {}).items():
         writer.add_float32(f"general.sampling.{name}", value)
     for name, given in (more or {}).items():
@@ -156,7 +156,8 @@ def _write_sizes(writer: gguf.GGUFWriter, architecture: str, context: int, width
         writer.add_layer_norm_eps(1e-5)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
+    """Write a tokenizer of single bytes and two merges, which cuts texts as `pre` does."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(VOCABULARY)

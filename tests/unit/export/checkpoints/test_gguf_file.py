@@ -7,11 +7,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from gguf_writer import VOCABULARY, write_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from mirrorsd.export.checkpoints.carried_files import generation_defaults
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.gguf_architectures import readable_architectures
+from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.estimate import estimate_export
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.weights.block_quantisation import pack_levels, restore_rows
@@ -33,6 +35,31 @@ def test_a_file_is_read_as_transformers_reads_it(write_gguf: WriteGguf) -> None:
         assert torch.equal(tensor.read(torch.float32), wanted[name]), name
     assert found.source.name == "tiny" and found.source.licence == "apache-2.0"
     assert found.config["num_hidden_layers"] == 2 and found.eos_ids == (2,)
+
+
+def test_a_gpt_2_is_read_with_the_head_that_its_file_has(tmp_path: Path) -> None:
+    """llama.cpp writes the tied head a second time, and products the other way round than Hugging Face does."""
+    torch.manual_seed(2)
+    sizes = {"n_embd": 64, "n_head": 4, "n_layer": 1, "n_inner": 96, "n_positions": 48}
+    whole = GPT2LMHeadModel(GPT2Config(vocab_size=len(VOCABULARY), bos_token_id=1, eos_token_id=2, **sizes)).eval()
+    file = tmp_path / "gpt2.gguf"
+    writer = gguf.GGUFWriter(file, "gpt2")
+    counts = {"block_count": 1, "context_length": 48, "embedding_length": 64, "feed_forward_length": 96}
+    for name, count in (counts | {"attention.head_count": 4}).items():
+        writer.add_uint32(f"gpt2.{name}", count)
+    writer.add_layer_norm_eps(1e-5)
+    write_tokenizer(writer, "gpt-2")
+    for name, tensor in whole.state_dict().items():
+        owner, _, kind = name.rpartition(".")
+        numbers = tensor.T if re.search(r"(attn|fc|proj)\.weight", name) else tensor
+        of_file = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 1).get_name(owner)
+        writer.add_tensor(f"{of_file}.{kind}", np.ascontiguousarray(numbers.numpy()))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    ids = np.arange(40)[None]
+    with torch.no_grad():
+        wanted = whole(torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(open_model(open_checkpoint(file, "target")).logits(ids), wanted, atol=1e-5)
 
 
 def test_a_file_of_the_hub_s_cache_says_where_it_comes_from(write_gguf: WriteGguf, tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from gguf_writer import HEADS, HIDDEN
 from tokenizers import Tokenizer
-from transformers import AutoConfig, Gemma2Config, Gemma3TextConfig, LlamaTokenizer, Phi3Config, Qwen2MoeConfig
+from transformers import (
+    AutoConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaTokenizer,
+    Phi3Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -143,6 +152,17 @@ def test_widths_of_experts_are_those_of_the_file() -> None:
         config, Path("moe"), fields(expert_feed_forward_length=2560, expert_shared_feed_forward_length=20480), {}
     )
     assert (config.moe_intermediate_size, config.shared_expert_intermediate_size) == (2560, 20480)
+
+
+def test_heads_and_gpt_2_have_the_sizes_of_the_file() -> None:
+    """transformers takes 128 for Qwen3's heads, and 1,024 positions for every GPT-2."""
+    wide, short, few = Qwen3Config(), GPT2Config(n_embd=64), Phi3Config(vocab_size=300)
+    complete_config(wide, Path("qwen"), fields(attention__key_length=64), {})
+    assert wide.head_dim == 64
+    complete_config(short, Path("gpt"), fields(context_length=512, feed_forward_length=96), {})
+    assert (short.max_position_embeddings, short.n_inner) == (512, 96)
+    complete_config(few, Path("phi"), {}, {})  # whose family pads with token 32,000
+    assert few.pad_token_id is None
 
 
 def test_a_tensor_without_a_place_is_refused(write_gguf: WriteGguf) -> None:
