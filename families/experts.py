@@ -213,8 +213,10 @@ def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[i
 
     def note(layer: int, given: tuple[Tensor, ...]) -> None:
         logits, shares = given[:2]
-        best = torch.topk(logits, min(shares.shape[-1] + 1, logits.shape[-1])).values
-        found[layer] = best[:, -2] - best[:, -1] < near * logits.std(-1)
+        num_active = shares.shape[-1]
+        if num_active < logits.shape[-1]:  # else every expert is chosen
+            best = torch.topk(logits, num_active + 1).values
+            found[layer] = best[:, -2] - best[:, -1] < near * logits.std(-1)
 
     mixtures: list[tuple[int, Any]] = [
         (layer, module)

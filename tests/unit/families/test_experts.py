@@ -85,6 +85,15 @@ def test_rows_between_two_experts_are_noted() -> None:
     assert not found[0].any()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_that_get_all_experts_are_between_none(count: int) -> None:
+    """As alike as the last two may be: no arithmetic can choose another expert."""
+    model = with_separate_experts(network(**(TINY | {"num_experts": count, "num_experts_per_tok": count})))
+    with torch.no_grad(), watched_routers(model.model.layers, 1e3) as found:
+        model(torch.arange(12)[None])
+    assert not found
+
+
 def test_the_published_size_on_paper() -> None:
     """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them for a token; what its export needs in int8."""
     model = with_separate_experts(network("meta", **(QWEN3_30B_A3B | {"num_hidden_layers": 2})))
