@@ -19,7 +19,7 @@ from mirrorsd.export.weights.lazy_weight import HASHED, LazyWeight, first_name, 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import IN_BLOCKS
 
-_EMBEDDING = BlockChoice(bits=8, block_size=64)
+_EMBEDDING = BlockChoice(bits=8, largest=64)
 """The rows of few tokens are looked up: their bits cost no time."""
 
 
@@ -65,7 +65,7 @@ def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
     for node in list(graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         turned = None if weight is None else weight.producer()
-        if weight is not None and weight.const_value is not None and weight.const_value.shape[-1] == vocab_size:
+        if weight is not None and weight.const_value is not None and _is_of_tips(node, vocab_size):
             own = _turned_table(graph, weight, vocab_size)
             _multiply_rows(graph, node, add_tensor(graph, own.key, own))
         elif turned is not None and turned.op_type == "Transpose" and turned.inputs[0] is not None:
@@ -76,6 +76,12 @@ def _cut_head(graph: ir.Graph, vocab_size: int) -> None:
             table = _table_of(node.inputs[0], vocab_size)
             if table is not None:
                 node.replace_input_with(0, add_tensor(graph, table.key, table))
+
+
+def _is_of_tips(product: ir.Node, vocab_size: int) -> bool:
+    """Whether it gives every row of each tip `[R, 1+s, V]` a number a token; a layer's may be as wide, `[1, N, V]`."""
+    shape = product.outputs[0].shape
+    return shape is not None and len(shape) == 3 and isinstance(shape[1], int) and shape[2] == vocab_size
 
 
 def _turned_table(graph: ir.Graph, turned: ir.Value, vocab_size: int) -> LazyWeight:

@@ -39,7 +39,7 @@ def round_to_nearest(key: str, chosen: BlockFormat) -> tuple[str, Pack]:
 class QuantiseWeights(ir.passes.InPlacePass):
     """Pack the constant weights of products and of the token embedding in their formats; None leaves them as they are.
 
-    The embedding's format is symmetric.
+    The embedding's format is symmetric; a table whose rows are no whole blocks stays as it is.
 
     The head is the `Gemm` with transB that is `head_width` wide; the embedding is what a text's ids gather from. Where
     a stage looks up what it has chosen itself, every table of `head_width` rows is one: in a drafting head, and for the
@@ -78,6 +78,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _pack_node(self, graph: ir.Graph, node: ir.Node, integers: IntegerProducts) -> bool:
         table = _embedding_of(node) or self._table_of(graph, node)
         if table is not None and self._formats.embedding is not None and not self._is_kept(table):
+            assert table.const_value is not None  # a table has numbers
+            if not self._formats.embedding.has_whole_blocks(int(table.const_value.shape.numpy()[1])):
+                return False
             if self._formats.embedding.is_by_row:
                 source = self._scaled(table)
                 integers.replace_look_up(node, self._pack_by_row(graph, source), self._scaling_of(table))

@@ -68,6 +68,8 @@ def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.d
         is_product = isinstance(owner, nn.Linear | nn.Embedding | Vocabulary)
         as_head = formats if parameter.shape[-2:-1] == (vocab_size,) else formats.in_blocks
         chosen = formats.embedding if is_table else as_head.head if is_product else None
+        if is_table and chosen is not None and not chosen.has_whole_blocks(parameter.shape[1]):
+            chosen = None
         parameter.data = _stored(parameter.data, chosen, dtype)
 
 

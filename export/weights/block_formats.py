@@ -89,6 +89,14 @@ class BlockChoice:
         size = self.block_size or next(fitting)
         return BlockFormat(bits=self.bits, block_size=size, is_symmetric=self.is_symmetric)
 
+    def has_whole_blocks(self, width: int) -> bool:
+        """Whether a row of `width` weights is whole blocks, as a look-up wants it: it gives all that is stored.
+
+        >>> [BlockChoice(bits=8, largest=64).has_whole_blocks(width) for width in (288, 80)]
+        [True, False]
+        """
+        return width % self.for_width(width).block_size == 0
+
     @property
     def row_group(self) -> int:
         """Rows that the CPU's kernels compute together: with any multiple of it a row has the same bits.
@@ -227,7 +235,7 @@ def choose_formats(
     has_zero_points = precision == "int4" if is_symmetric is None else not is_symmetric
     layers = _format(precision, replace(of_parts, is_symmetric=not has_zero_points))
     automatic = "int8" if layers is not None else precision
-    is_whole = embedding_width % blocks == 0
+    is_whole = of_parts.has_whole_blocks(embedding_width)
     if embedding in BITS_BY_PRECISION and not is_whole:
         raise ConfigError(
             f"embedding_precision is {embedding!r}, but its {embedding_width} columns are no whole number of blocks of "
