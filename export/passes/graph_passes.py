@@ -169,7 +169,7 @@ def optimise_stage(
         ExportError: the graph has a form that a pass does not support.
     """
     chain: tuple[ir.passes.PassBase, ...] = (
-        SpreadExperts(),
+        SpreadExperts(formats),
         FoldRotary(),
         DropIdleReshapes(),
         common.RemoveUnusedNodesPass(),

@@ -214,14 +214,20 @@ def test_a_gguf_file_of_gpt_oss_is_refused(gpt_oss_pair: Pair, tmp_path: Path, m
         open_checkpoint(file, "target")
 
 
-def test_a_gguf_file_keeps_its_blocks(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """The export compares what it reads with transformers' reading, and its graphs with that."""
-    target = write_file(tmp_path / "mixture.gguf", "Q4_1", architecture="qwen3moe", mixed="Q8_0", down="Q8_0")
+@pytest.mark.parametrize("up", [None, "Q5_0"])
+def test_a_gguf_file_keeps_its_blocks(up: str | None, tmp_path: Path) -> None:
+    """The export compares what it reads with transformers' reading, and its graphs with that.
+
+    An expert's gates and ups may be of two kinds; they are two products then.
+    """
+    kinds = {"mixed": "Q8_0", "down": "Q8_0", "up": up}
+    target = write_file(tmp_path / "mixture.gguf", "Q4_1", architecture="qwen3moe", **kinds)
     draft = write_file(tmp_path / "draft.gguf", "Q8_0")
     manifest = export_pair(target, draft, tmp_path / "bundle", ExportOptions(precision="file", **SMALL))
     storage = manifest.target.storage
     assert storage is not None
-    assert (storage.carried, storage.dequantised) == (("F32", "Q4_1", "Q8_0"), ())  # routers are floats
+    carried = ("F32", "Q4_1", *([up] if up else []), "Q8_0")  # routers are floats
+    assert (storage.carried, storage.dequantised) == (carried, ())
     assert manifest.target.source.compared == "logits"
 
 

@@ -49,6 +49,7 @@ def write_file(
     head: str | None = None,
     output: str | None = None,
     down: str | None = None,
+    up: str | None = None,
     stray: gguf.GGMLQuantizationType | None = None,
     sampling: Mapping[str, float] | None = None,
     pre: str = "smollm",
@@ -58,10 +59,13 @@ def write_file(
     """Write the model with matrices as `kind` ("Q4_0"), values' ones as `mixed`; `stray` adds a tensor of that kind.
 
     `more` are values, and `floats` tensors as they are, that few files have.
-    With `head`, the LM head is a matrix of its own, in that kind; `output` and `down` are those of attention and MLP.
+    With `head`, the LM head is a matrix of its own, in that kind; `output` is that of attention, `down` and `up` those
+    of feed-forward parts.
     """
     writer = gguf.GGUFWriter(path, architecture)
-    sizes = [GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in (kind, mixed, head, output, down) if name]
+    sizes = [
+        GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in (kind, mixed, head, output, down, up) if name
+    ]
     width = WIDE if WIDE in sizes else HIDDEN
     _write_sizes(writer, architecture, context, width)
     write_tokenizer(writer, pre)
@@ -81,7 +85,7 @@ def write_file(
         if "gate_inp" in name:
             writer.add_tensor(name, numbers)
             continue
-        of_part = {"attn_v": mixed, "attn_output": output, "output.weight": head, "ffn_down": down}
+        of_part = {"attn_v": mixed, "attn_output": output, "output.weight": head, "ffn_down": down, "ffn_up": up}
         chosen = next((part for place, part in of_part.items() if place in name), None) or kind
         blocks = blocks_of(numbers.reshape(-1, shape[-1]), chosen, rng)
         blocks = blocks.reshape(*shape[:-1], blocks.shape[-1])
