@@ -6,6 +6,7 @@ tolerances (`tolerances.py`), the hidden states of the target (`target.py`).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.head import HeadCheckpoint
-from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.verify.comparison import Comparison
 from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
 from mirrorsd.export.verify.target import ONNX_ERRORS, TargetReference, TargetRun
 from mirrorsd.export.verify.text_passes import Pass, plan_passes
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.families.heads import HeadChain, HeadNetwork
+from mirrorsd.families.heads.config import LM_HEAD
 from mirrorsd.families.heads.lending import lenders
 from mirrorsd.families.heads.vocabulary import Vocabulary
 from mirrorsd.families.stream_link import SHORTLIST
@@ -45,8 +47,10 @@ def compare_heads(
     model = as_stored(open_model(target), replace(plan.formats, scan=None), dtype, plan.choose_pack)
     results = []
     for head in plan.heads:
+        rows = _looked_up(head, model, plan.formats, dtype)
         with model.loaded(lenders(model.network, head.config)):
             network = head.network(model.network, torch.float32)
+            network.lm_head.table = partial(_itself, rows)  # type: ignore[method-assign]
             round_as_stored(network, plan.formats, dtype)
             steps = tuple(plan_passes(reference.ids, len(reference.ids)))  # a head guesses once a pass
             results.append(_compare(HeadRun(run, head), HeadTwin(head, network), reference, steps).result(text))
@@ -56,7 +60,8 @@ def compare_heads(
 def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.dtype) -> None:
     """Round what a head owns as its stage holds it: products like the LM head, tables like the embedding.
 
-    Where the LM head's rows are scaled, that holds for matrices of its height alone; others keep blocks.
+    Where the LM head's rows are scaled, that holds for heads of its height alone; others keep blocks. A head that a
+    Markov link adds to is cut for its product, which is one of floats.
     """
     borrowed = set(network.config.borrowed)
     vocab_size = network.config.vocab_size
@@ -66,11 +71,36 @@ def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.d
         owner = network.get_submodule(name.rpartition(".")[0])
         is_table = isinstance(owner, nn.Embedding) and parameter.shape[0] == vocab_size
         is_product = isinstance(owner, nn.Linear | nn.Embedding | Vocabulary)
-        as_head = formats if parameter.shape[-2:-1] == (vocab_size,) else formats.in_blocks
-        chosen = formats.embedding if is_table else as_head.head if is_product else None
-        if is_table and chosen is not None and not chosen.has_whole_blocks(parameter.shape[1]):
-            chosen = None
+        is_head = isinstance(owner, Vocabulary)
+        as_head = formats if is_head and parameter.shape[-2] == vocab_size else formats.in_blocks
+        is_cut = is_head and network.config.link == "markov"
+        chosen = as_head.head if is_product and not is_cut else None
+        if is_table:
+            chosen = _of_table(parameter, formats)
         parameter.data = _stored(parameter.data, chosen, dtype)
+
+
+def _itself(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _looked_up(head: HeadCheckpoint, model: WeightlessModel, formats: WeightFormats, dtype: torch.dtype) -> Tensor:
+    """The rows of a head over the vocabulary, its own or the target's, as a link's stage looks them up."""
+    if head.config.link == "none":
+        return torch.empty(0)  # nobody does
+    own = head.tensors.get(LM_HEAD)
+    if own is None:
+        network = model.network
+        stored = model.stored[id(network.get_output_embeddings().weight)]
+        return model.read(network.get_input_embeddings(), stored, torch.float32)
+    is_whole = own.shape[0] == head.config.vocab_size
+    return _stored(own.float(), _of_table(own, formats) if is_whole else None, dtype)
+
+
+def _of_table(table: Tensor, formats: WeightFormats) -> BlockChoice | None:
+    """The form of a table `[V, w]`: the embedding's, where its rows are whole blocks."""
+    chosen = formats.embedding
+    return chosen if chosen is not None and chosen.has_whole_blocks(table.shape[1]) else None
 
 
 def _stored(weight: Tensor, chosen: BlockChoice | None, dtype: torch.dtype) -> Tensor:

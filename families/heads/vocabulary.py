@@ -38,6 +38,10 @@ class Vocabulary(nn.Module):
         """The weight of a guess, `[V_d, w]`."""
         return self.weight[guess] if self.weight.ndim == 3 else self.weight
 
+    def table(self) -> Tensor:
+        """What a few tokens' logits are read from, `[V_d, w]`; it may be stored in another form."""
+        return self.matrix(0)
+
     def logits(self, states: Tensor, guess: int) -> Tensor:
         """Logits `[..., V_d]` in single precision; states that lack what a Markov link adds count without it."""
         matrix = self.matrix(guess)
@@ -51,7 +55,7 @@ class Vocabulary(nn.Module):
 
     def logits_of(self, ids: Tensor, states: Tensor) -> Tensor:
         """Logits `[n, count]` of some `ids [n, count]` at `states [n, w]`."""
-        rows = self.matrix(0).index_select(0, ids.flatten()).reshape(*ids.shape, -1)
+        rows = self.table().index_select(0, ids.flatten()).reshape(*ids.shape, -1)
         return self.scale((rows @ states[:, :, None])[:, :, 0].float())
 
     def tokens(self, ids: Tensor) -> Tensor:
