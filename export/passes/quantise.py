@@ -29,6 +29,8 @@ ChoosePack = Callable[[str, BlockFormat], tuple[str, Pack]]
 _INT8_ACTIVATIONS = 4
 _CONTRIB = "com.microsoft"
 _OF_FILE = "of the file"
+_OF_LAYERS = "layers."
+"""How the names of a stage's nodes begin that are a layer's (`stamping.py`)."""
 
 
 def round_to_nearest(key: str, chosen: BlockFormat) -> tuple[str, Pack]:
@@ -143,7 +145,8 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _product_format(self, node: ir.Node) -> BlockChoice | None:
         weight = node.inputs[1]
         assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
-        is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
+        is_in_layer = (node.name or "").startswith(_OF_LAYERS)  # some are as wide as the vocabulary
+        is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width and not is_in_layer
         if not isinstance(weight.const_value, LazyWeight):
             return self._formats.of_head if is_head else self._formats.layers
         if self._is_kept(weight):

@@ -76,6 +76,16 @@ def test_what_has_no_format_stays_float() -> None:
     assert not QuantiseWeights(WeightFormats(), head_width=40)(model).modified
 
 
+def test_a_layer_s_product_is_no_head_though_it_is_as_wide() -> None:
+    """Of rows without a batch, as of experts and of OPT, products are written as the head is."""
+    for name, bits in (("layers.1.node_linear", [4, 4, 4]), ("node_linear", [4, 4, 8])):
+        model, _ = make_stage(np.random.default_rng(2))
+        next(node for node in model.graph if "transB" in node.attributes).name = name
+        packed = packed_with(model, WeightFormats(layers=BlockChoice(bits=4), head=INT8))
+        found = [node.attributes["bits"].as_int() for node in packed.graph if node.op_type == "MatMulNBits"]
+        assert found == bits
+
+
 def test_a_tied_matrix_stays_one() -> None:
     """Embedding and head read the same bytes in other shapes; the weights file knows them by their keys."""
     model, _ = make_stage(np.random.default_rng(4), is_tied=True)
