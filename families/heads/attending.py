@@ -76,6 +76,11 @@ class FeatureRows:
         return parts
 
 
+def taps_in(features: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The taps `[..., H]` that lie side by side in features `[..., count * H]`; a graph has no cut into one part."""
+    return features.chunk(count, dim=-1) if count > 1 else (features,)
+
+
 def _bias(is_visible: Tensor) -> Tensor:
     return torch.where(is_visible, 0.0, MASKED)
 

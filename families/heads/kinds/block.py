@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.attending import FeatureRows, taps_in
 from mirrorsd.families.heads.choice import Listener
 from mirrorsd.families.heads.config import HeadConfig
 from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
@@ -85,7 +85,7 @@ class BlockNetwork(HeadNetwork):
         """Leave keys and values of the features in every layer."""
         features = rows.features
         if self.config.tap_norm == "each":
-            taps = features.chunk(len(self.fc_norm), dim=-1)
+            taps = taps_in(features, len(self.fc_norm))
             features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         projected, angles = self.hidden_norm(self.fc(features)), self.rotary(rows.positions)
         rows.new.extend(layer.keys_and_values(projected, angles) for layer in layers_in(self.layers))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.attending import FeatureRows, taps_in
 from mirrorsd.families.heads.choice import Listener
 from mirrorsd.families.heads.config import HeadConfig
 from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
@@ -112,7 +112,7 @@ class Eagle3Network(HeadNetwork):
     def _project(self, features: Tensor) -> Tensor:
         """Turn features `[B, S, F]` into states `[B, S, H]`."""
         if self.config.tap_norm == "each":
-            taps = features.chunk(len(self.fc_norm), dim=-1)
+            taps = taps_in(features, len(self.fc_norm))
             features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         elif self.config.tap_norm == "joined":
             features = self.input_norm(features)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.attending import FeatureRows, taps_in
 from mirrorsd.families.heads.choice import Listener
 from mirrorsd.families.heads.config import HeadConfig
 from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
@@ -56,7 +56,7 @@ class StreamingNetwork(HeadNetwork):
     def read(self, rows: FeatureRows) -> Tensor | None:
         """Leave the target's own keys and values of its last layers; return what entered the first of them."""
         angles = self.rotary(rows.positions)
-        entering = rows.features.chunk(self.config.num_layers, dim=-1)
+        entering = taps_in(rows.features, self.config.num_layers)
         for layer, hidden in zip(layers_in(self.layers), entering, strict=True):
             rows.new.append(layer.keys_and_values(layer.input_layernorm(hidden), angles))
         return entering[0]

@@ -30,21 +30,22 @@ SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "in
         (64, {"link": "gated", "vocabulary": "reduced", "num_logits": 150}),
         (64, {"link": "gated", "vocabulary": "low-rank", "head_rank": 24}),
         (64, {"link": "markov", "vocabulary": "own"}),
+        (64, {"taps": (2,), "tap_norm": "each"}),
+        (64, {"taps": (1,), "head_kind": "streaming", "adapter_rank": 8}),
         (40, {"link": "gated"}),  # the embedding is of floats, as its rows are no whole blocks
     ],
-    ids=["fewer tokens", "low rank", "a table beside the head", "the target's"],
+    ids=["fewer tokens", "low rank", "a table beside the head", "one tap", "one layer", "the target's"],
 )
-def test_a_link_s_shortlist_is_read_from_what_the_stage_holds(
-    hidden: int, entries: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_head_is_compared_with_what_its_stage_holds(hidden: int, entries: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=hidden, num_hidden_layers=2, initializer_range=0.15, **SIZES
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")  # type: ignore[no-untyped-call]
     sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "intermediate_size": 96, "num_layers": 1}
-    given: Any = {"num_logits": VOCABULARY, "link_rank": 8, "length": 2, **sizes, **entries}
-    head_config = HeadConfig(head_kind="block", taps=(1, 2), hidden_size=hidden, vocab_size=VOCABULARY, **given)
+    usual = {"head_kind": "block", "taps": (1, 2), "num_logits": VOCABULARY, "length": 2}
+    given: Any = {**usual, "link_rank": 8 if "link" in entries else 0, **sizes, **entries}
+    head_config = HeadConfig(hidden_size=hidden, vocab_size=VOCABULARY, **given)
     target = open_checkpoint(tmp_path / "target", "target")
     head = open_head(save_head(head_config, tmp_path / "head"), target)
     formats = choose_formats(
