@@ -22,15 +22,15 @@ VARIABLE = "MIRRORSD_FREEZES"
 def main() -> int:
     """Set up and run the tests."""
     try:
-        tests = ensure_environment({"dev"})
         if subprocess.run([sys.executable, "-c", "import ensurepip"], check=False).returncode:
             raise SetupError("this Python makes no environments with pip (Debian: python3-venv)")
+        if "--prepare" in sys.argv[1:]:
+            print(json.dumps({VARIABLE: "1"}))
+            return 0
+        tests = ensure_environment({"dev"})
     except SetupError as error:
         print(f"nothing was checked: {error}", file=sys.stderr)
         return NOTHING_TO_CHECK
-    if "--prepare" in sys.argv[1:]:
-        print(json.dumps({VARIABLE: "1"}))
-        return 0
     return run_here([str(tests), "-m", "pytest", "tests/device/test_frozen.py", "-q", "-n", "0"], {VARIABLE: "1"})
 
 

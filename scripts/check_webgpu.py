@@ -47,7 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         gpu = gpu_variables(may_install=options.install)
-        tests = ensure_environment({"dev"})
+        tests = environment_python() if options.prepare else ensure_environment({"dev"})
         environment.use_folder(ROOT / ".venv-webgpu")
         ensure_environment({"webgpu"})
         variables = {"MIRRORSD_WEBGPU_PYTHON": str(environment_python()), **gpu}

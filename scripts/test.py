@@ -31,7 +31,7 @@ TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/device", "tests/parity",
 
 Folders of few and long tests come first, so that no process is left alone with them at the end."""
 PARTS = ("lint", "types", *TIERS)
-ENDS = {"oldest": ("unit",), "newest": tuple(TIERS)}
+ENDS = {"oldest": ("unit",), "newest": ("tests",)}
 """What runs in environments of their own, which take minutes to make: only where they are asked for."""
 RAY = {"ray": ("tests/ray",)}
 """A tier that nothing else includes: what it installs is big."""
@@ -46,9 +46,7 @@ DEVICES = {
     "frozen program": ["scripts/check_frozen.py", "--prepare"],
 }
 """Each installs what its tests need where that can be done, and says why not elsewhere; the last line may be the
-variables that the tests are told. That takes little computing and much waiting, so it is done beside the gate."""
-BESIDE = ("types", "unit")
-"""What runs in one process beside the tests that come behind it, which wait for programs and clocks at times."""
+variables that the tests are told. That takes little computing and much waiting, so it is done beside the rest."""
 SETUP_LIMIT_S = 300
 TESTS_LIMIT_S = 3600
 """A tier takes minutes. A process that hangs while it ends is no test any more, and has no other deadline."""
@@ -60,7 +58,7 @@ run ends: behind a process that took its place, xdist 3.8 has waited for ever.""
 DIED = "MIRRORSD_TESTS_DIED"
 """Names the file in which `tests/conftest.py` notes the test whose process died."""
 NUM_WORKERS = {"unit": "2"}
-"""Unit tests compute; a third process computes while tests of the other tiers wait. Beside those, one is enough."""
+"""Unit tests compute; a third process computes while tests of the other tier wait for programs and clocks."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """For PyTorch in each of them, and for exports: with more threads than processors each waits for all others."""
 
@@ -83,15 +81,7 @@ class Stand(NamedTuple):
 def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
-    try:
-        if is_end := options.only in ENDS:
-            link_package(ROOT)
-        python = str(
-            ensure_end(options.only, {"dev"}) if is_end else ensure_environment({"dev", *({options.only} & {*RAY})})
-        )
-    except SetupError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    is_end = options.only in ENDS
     left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
     parts = parts_of(options.only, pytest_arguments)
     stands: dict[str, Future[Stand]] = {}
@@ -106,24 +96,41 @@ def main() -> int:
         return Done(run_part(python, part, arguments, variables, limit_s, output), monotonic() - started)
 
     done: dict[str, Done] = {}
-    # Two installations would get in each other's way. What needs one core goes on by itself, beside the rest.
-    with ThreadPoolExecutor(1) as installing, ThreadPoolExecutor(len(BESIDE)) as others:
+    # Two installations for devices would get in each other's way. Types take one core, beside the tests.
+    with ThreadPoolExecutor(1) as installing, ThreadPoolExecutor(1) as checking:
         if options.devices and not set(parts) <= NO_DEVICES:
             stands.update({name: installing.submit(prepare, words) for name, words in DEVICES.items()})
-        beside = {part: others.submit(quietly, run, part) for part in parts[:-1] if part in BESIDE}
+        try:
+            python = str(environment_of(options.only))
+        except SetupError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        types = checking.submit(quietly, run, "types") if "types" in parts[:-1] else None
         for part in parts:
-            if part not in beside:
+            if types is None or part != "types":
                 done[part] = run(part)
                 tell(part, done[part])
-        for part, coming in beside.items():
-            done[part], said = coming.result()
+        if types is not None:
+            done["types"], said = types.result()
             print(said, end="", flush=True)
-            tell(part, done[part])
+            tell("types", done["types"])
     print("== " + ", ".join(f"{name} {part.seconds:.0f} s" for name, part in done.items()), flush=True)
     failed = [name for name, part in done.items() if not part.passed]
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     return 1 if failed else 0
+
+
+def environment_of(only: str | None) -> Path:
+    """Make the environment that these parts run in.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
+    if only in ENDS:
+        link_package(ROOT)
+        return ensure_end(only, {"dev"})
+    return ensure_environment({"dev", *({only} & {*RAY} if only else ())})
 
 
 def quietly(run: Callable[[str, IO[str]], Done], part: str) -> tuple[Done, str]:
@@ -141,14 +148,22 @@ def tell(part: str, done: Done) -> None:
 
 
 def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
-    """The parts that run; tests of files that are named run as one part, whichever tier they are of."""
-    names_files = any((ROOT / word.partition("::")[0]).exists() for word in pytest_arguments if word[:1] != "-")
-    tests = ("tests",) if names_files else tuple(TIERS)
-    if only == "tests":
-        return tests
+    """The parts that run; all tiers run as one part, so that no process waits for the last test of another tier."""
     if only in ENDS:
-        return tests if names_files else ENDS[only]
-    return (only,) if only else ("lint", "types", *tests)
+        return ("tests",) if names_files(pytest_arguments) else ENDS[only]
+    return (only,) if only else ("lint", "types", "tests")
+
+
+def folders_of(part: str, pytest_arguments: list[str]) -> tuple[str, ...]:
+    """Where a part's tests are; tests of files that are named run alone, whichever tier they are of."""
+    if part == "tests":
+        return () if names_files(pytest_arguments) else sum(TIERS.values(), ())
+    return (TIERS | RAY)[part]
+
+
+def names_files(pytest_arguments: list[str]) -> bool:
+    """Whether some tests are named by their files."""
+    return any((ROOT / word.partition("::")[0]).exists() for word in pytest_arguments if word[:1] != "-")
 
 
 def prepare(command: list[str]) -> Stand:
@@ -193,8 +208,7 @@ def run_part(
     if part in ("lint", "types"):
         return run_checks(python, part, output)
     print(f"== {part}", flush=True, file=output)
-    folders = (TIERS | RAY).get(part, ())
-    workers = [*WORKERS, "1" if output else NUM_WORKERS.get(part, "3")]
+    folders, workers = folders_of(part, pytest_arguments), [*WORKERS, NUM_WORKERS.get(part, "3")]
     command = [python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments]
     with TemporaryDirectory() as folder:
         died = Path(folder) / "died"

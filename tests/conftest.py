@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -37,6 +38,15 @@ def pytest_collection_finish() -> None:
     """Look for garbage from now on, and not among what was imported."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how long the tests of each folder took, all processes together."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind if hasattr(report, "duration")]
+    seconds = Counter[str]()
+    for report in reports:
+        seconds["/".join(report.nodeid.split("/")[:2])] += report.duration
+    terminalreporter.write_line(", ".join(f"{folder} {total:.0f} s" for folder, total in seconds.items()))
 
 
 @pytest.hookimpl(optionalhook=True)

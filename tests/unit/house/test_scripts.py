@@ -139,19 +139,18 @@ def test_pip_installs_where_uv_cannot(
     assert ("pip does" in capsys.readouterr().out) == (failing is not None)
 
 
-@pytest.mark.parametrize(("end", "tiers"), [("oldest", ["unit"]), ("newest", ["unit", "end_to_end"])])
-def test_packages_of_either_end_run_their_tests(monkeypatch: pytest.MonkeyPatch, end: str, tiers: list[str]) -> None:
+@pytest.mark.parametrize(("end", "folders"), [("oldest", {"unit"}), ("newest", {"unit", "parity", "end_to_end"})])
+def test_packages_of_either_end_run_their_tests(monkeypatch: pytest.MonkeyPatch, end: str, folders: set[str]) -> None:
     script, asked = load_script("test", monkeypatch), []
     monkeypatch.setattr(script, "run_here", lambda command, variables, *_: asked.append((command, variables)) or 0)
     monkeypatch.setattr(script, "ensure_end", lambda end, extras: Path(f"{end}-python"))
     monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", end, "-k", "manifest"])
     assert script.main() == 0
-    for tier, (command, variables) in zip(
-        tiers, sorted(asked, key=lambda one: "tests/unit" not in one[0]), strict=True
-    ):
-        assert command[0] == f"{end}-python" and {f"tests/{tier}", "not long", "manifest"} <= set(command)
-        assert Path(variables["PYTHONPATH"]).name == ".typing"
+    ((command, variables),) = asked
+    assert command[0] == f"{end}-python"
+    assert {*(f"tests/{folder}" for folder in folders), "not long", "manifest"} <= {*command}
+    assert Path(variables["PYTHONPATH"]).name == ".typing"
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
@@ -251,9 +250,8 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch.setattr(script, "ensure_environment", lambda _: Path("python"))
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests"])
     assert script.main() == 0
-    assert [words[-1] for words in asked] == ["not long", "not long"], "without --devices nothing is installed"
-    assert {words[words.index("-n") + 1] for words in asked} == {"1", "3"}, "one process beside others"
-    assert "end-to-end 0 s, unit 0 s" in capsys.readouterr().out
+    assert [words[-1] for words in asked] == ["not long"], "without --devices nothing is installed"
+    assert "== tests 0 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
     there = {"gpu": stand_in('{"DEVICE": "fine"}', 0), "npu": stand_in("no wine here", 1), "none": stand_in("x", 0)}
     monkeypatch.setattr(script, "DEVICES", there)
@@ -261,12 +259,11 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     printed = capsys.readouterr().out
     assert "== gpu: ready" in printed and "== none: ready" in printed
     assert "== npu: skipped" in printed and "no wine here" in printed
-    assert {words[-1] for words in asked[2:]} == {"not long", "not long or npu_compiler"}
-    for words, variables in zip(asked[2:], told[2:], strict=True):
-        assert variables.get("DEVICE") == ("fine" if "tests/device" in words else None)
+    assert [words[-1] for words in asked[1:]] == ["not long or npu_compiler"]
+    assert [variables.get("DEVICE") for variables in told[1:]] == ["fine"]
     monkeypatch.setattr(script, "DEVICES", {"gpu": stand_in('{"DEVICE": "broken"}', 0)})
     assert script.main() == 1
-    assert "FAILED: end-to-end" in capsys.readouterr().out
+    assert "FAILED: tests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -302,10 +299,12 @@ def test_a_device_that_is_not_set_up_in_time_is_skipped(monkeypatch: pytest.Monk
     assert script.prepare(["sleep", "5"]).variables is None
 
 
-def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tiers_run_together_unless_one_or_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("test", monkeypatch)
-    assert script.parts_of(None, ["-m", "not long", "-k", "manifest"]) == ("lint", "types", "unit", "end-to-end")
-    assert script.parts_of("tests", ["tests/unit/house/test_scripts.py::test_a"]) == ("tests",)
+    assert script.parts_of(None, ["-m", "not long", "-k", "manifest"]) == ("lint", "types", "tests")
+    assert {"tests/unit", "tests/parity", "tests/end_to_end"} <= {*script.folders_of("tests", ["-k", "manifest"])}
+    assert script.folders_of("tests", ["tests/unit/house/test_scripts.py::test_a"]) == ()
+    assert script.folders_of("unit", []) == ("tests/unit",)
     assert script.parts_of("unit", []) == ("unit",)
     assert script.parts_of("ray", []) == ("ray",)
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
