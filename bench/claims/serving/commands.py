@@ -5,7 +5,7 @@ import subprocess
 import sys
 import urllib.request
 from time import monotonic, sleep
-from typing import Self
+from typing import ClassVar, Self
 
 _START_S, _LOOK_S = 300.0, 0.05
 
@@ -13,13 +13,24 @@ _START_S, _LOOK_S = 300.0, 0.05
 class Command:
     """One of them on a free port, which it keeps when it is started anew; killed at the end of a `with` block."""
 
+    _given: ClassVar[set[int]] = set()
+
     def __init__(self, *words: str) -> None:
         """Start it; `words` follow `mirrorsd`."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = self._free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "mirrorsd", *words, "--port", str(self.port), "--quiet"]
         self.start()
+
+    @classmethod
+    def _free_port(cls) -> int:
+        """One that no other command has: the system may name a port twice before its first owner listens there."""
+        while True:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = int(free.getsockname()[1])
+            if port not in cls._given:
+                cls._given.add(port)
+                return port
 
     def __enter__(self) -> Self:
         return self
@@ -47,8 +58,8 @@ class Command:
             SystemExit: it has ended, or needs minutes.
         """
         until = monotonic() + _START_S
-        while not self.is_ready:
-            if self.process.poll() is not None or monotonic() > until:
+        while (has_ended := self.process.poll() is not None) or not self.is_ready:  # who answers may be another one
+            if has_ended or monotonic() > until:
                 raise SystemExit(f"{' '.join(self._command[3:])} does not start: status {self.process.poll()}")
             sleep(_LOOK_S)
 
