@@ -287,7 +287,7 @@ def what_next(pair: Pair) -> str:
         "in the browser": f'{environment_python().relative_to(ROOT)} -m pip install ".[cpu,server]", then '
         f"{command} serve {pair.bundle}",
         "learn what is fastest here": f"{command} tune {pair.bundle}",
-        "made by others, or your own": f"{command} pairs, then {command} export TARGET --draft DRAFT "
+        "of others, or your own": f"{command} pairs, then {command} export TARGET --draft DRAFT "
         "--device-map auto -o pair.mirror",
     }
     if pair.name == "smollm2":
