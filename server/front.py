@@ -295,17 +295,13 @@ class Front:
                 place = (self._first + number) % len(self.servers)
                 said, passage.refusal = passage.refusal, None
                 if await self._is_answered(passage, self.servers[place]):
-                    has_no_answer = {200, 204} & {*statuses}  # which is no failure: kept answers are one server's own
-                    if (
-                        passage.exchange.status == 200 and not has_no_answer
-                    ):  # nor is who refuses asked first from now on
+                    # Neither who refuses is asked first from now on, nor who has another server's own kept answer.
+                    if passage.exchange.status == 200 and not {200, 204} & {*statuses}:
                         self._first = place
                     return
                 statuses.append(passage.refusal.status if passage.refusal else 0)
-                if said is not None and said.status >= 400:
-                    passage.refusal = (
-                        passage.refusal or said
-                    )  # who says nothing does not take back what another one said
+                if said is not None and said.status >= 400:  # who says nothing does not take it back
+                    passage.refusal = passage.refusal or said
                 num_different += statuses[-1] == 409
                 if passage.num_steps > num_steps:
                     until, num_steps, num_different, pause_s = self._until(), passage.num_steps, 0, 0.05

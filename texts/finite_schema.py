@@ -49,7 +49,8 @@ KEY_LENGTH = 64
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
 _MOST_PARTS = 50_000
-"""Of a schema with its definitions written out for each place: it takes a second or two, and more would take hours."""
+"""Of a schema with its definitions written out for each place: a second of work. Each doubling more doubles time and
+memory: without this bound, twenty take gigabytes (`pytest tests/unit/texts/test_large_schemas.py`)."""
 _OVERLAP = 'an object may fit two branches of oneOf; use anyOf, or allow both: "x-guidance": {"coerce_one_of": true}.'
 Names = frozenset[str]
 
